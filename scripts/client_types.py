@@ -236,7 +236,7 @@ class Types:
 
 
 def _uses(line: str, name: str) -> bool:
-    """Whether a line of source text has an annotation or a base class of this name."""
+    """Return whether a line of source text has an annotation or a base class of this name."""
     return name in line.replace("[", " ").replace("]", " ").replace("(", " ").replace(",", " ").split()
 
 

@@ -1,4 +1,4 @@
-"""How fast the samples of a batch were generated, as its trainer reported."""
+"""Speed at which the samples of a batch were generated, as its trainer reported."""
 
 from __future__ import annotations
 

@@ -125,7 +125,11 @@ def _may_get_engine(settings: CpuManagerSettings, detected: DetectedRuntimes) ->
 
 
 async def _add_engine(
-    settings: CpuManagerSettings, executor: NodeExecutor, detected: DetectedRuntimes, node: NodeManager, mesh: MeshContext
+    settings: CpuManagerSettings,
+    executor: NodeExecutor,
+    detected: DetectedRuntimes,
+    node: NodeManager,
+    mesh: MeshContext,
 ) -> None:
     await await_engine(settings, detected, mesh)
     await node.offer(**_offer(executor, detected))

@@ -42,7 +42,7 @@ class _Running:
     task: asyncio.Task[AttemptResult]
     cores: frozenset[int]
     read_at: Seconds
-    """When the grant was read. It may have waited for cores since then."""
+    """Time when the grant was read. It may have waited for cores since then."""
     since: Seconds
     reported: bool = False
     """True if `Started` has been reported."""

@@ -79,6 +79,6 @@ class ProxySettings(ServiceSettings):
     hold_s: float = Field(3600.0, gt=0)
     """Longest hold. After it the caller gets a SandboxError."""
     hold_blank_s: float = Field(3.0, gt=0)
-    """Interval of the blank bytes to a held caller. It is shorter than the timeouts of the clients that are held."""
+    """Interval of the spaces to a held caller. It is shorter than the timeouts of the clients that are held."""
     max_held: int = Field(4096, gt=0)
     """Calls held at once by this replica. Beyond it /run_code answers 504. verl keeps 512 calls open by default."""

@@ -114,7 +114,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """CPU time of the last stage with a verdict. A stopped execution is not measured."""
     peak_memory_bytes: int = 0
     evidence: Literal["separate", "in-process"] | None = None
-    """Where the last stage's verdict was formed. `separate`: outside the interpreter that ran the sample, which has no
+    """Origin of the last stage's verdict. `separate`: outside the interpreter that ran the sample, which has no
     expected value. `in-process`: in the same interpreter, so a sample written to attack its grader may forge it.
     Absent if the kind forms no verdict."""
 

@@ -207,7 +207,9 @@ async def journal_actions(
     return [Receipt(_CODES[code], entry.decode()) for code, entry in replies]
 
 
-async def answer_actions(redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, keep_batch_s: Seconds) -> list[bool]:
+async def answer_actions(
+    redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, keep_batch_s: Seconds
+) -> list[bool]:
     """Answer many actions, once each. False: the action had an answer, which stays.
 
     Raises:

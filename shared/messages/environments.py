@@ -53,7 +53,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     setup_timeout_s: Lives = 300.0
     """Limit of its creation, container and set-up lines together. Waiting for its turn and its image does not count."""
     workdir: Annotated[str, msgspec.Meta(pattern=WITHOUT_NUL, max_length=4096)] = ""
-    """Where commands start; empty: the image's own, or the private directory of a local one."""
+    """Directory in which commands start; empty: the image's own, or the private directory of a local one."""
     network: bool = False
     """It may reach the network. A `local` environment never may."""
     read_only: bool = False

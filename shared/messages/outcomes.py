@@ -16,13 +16,13 @@ from shared.messages.base import Message, Topic
 from shared.policy.model.formulation import TrajectoryEnd
 
 ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled", "environment-lost", "postponed"]
-"""How one attempt ended on a node. `ok` and `timeout` are verdicts. `lost` is an infrastructure failure and is retried.
+"""End of one attempt on a node. `ok` and `timeout` are verdicts. `lost` is an infrastructure failure and is retried.
 In a trajectory, `environment-lost`: its environment had ended before, and the action was not executed; or the
 environment's lifetime ended while the action ran, and it was executed partly. `postponed`: the environment cannot be
 created before `retry_in_s`, and the action was not executed; this does not count as an attempt."""
 
 Evidence = Literal["", "separate", "in-process"]
-"""Where a verdict was formed. `separate`: outside the interpreter that ran the sample. `in-process`: in the same one,
+"""Origin of a verdict. `separate`: outside the interpreter that ran the sample. `in-process`: in the same one,
 so a sample written to attack its grader may forge it. Empty: the kind forms no verdict."""
 
 RECALLED = "recalled"
@@ -30,7 +30,7 @@ RECALLED = "recalled"
 
 
 class Started(Message, frozen=True, kw_only=True, tag="started.v1"):
-    """An attempt has begun to execute. Sent if it still runs at the manager's next heartbeat; short ones only finish."""
+    """An attempt has begun to execute. Sent if it runs at the manager's next heartbeat; short ones only finish."""
 
     action: str
     node: str

@@ -189,7 +189,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: Ending | str | None = None
     """End of the action. `ok` and `timeout` are verdicts; the other values are no statement about the sample."""
     evidence: Literal["in-process", "separate"] | str | None = None
-    """Where the last stage's verdict was formed. `separate`: outside the interpreter that ran the sample, which has no
+    """Origin of the last stage's verdict. `separate`: outside the interpreter that ran the sample, which has no
     expected value. `in-process`: in the same interpreter, so a sample written to attack its grader may forge it. Absent
     if the kind forms no verdict."""
     index: int | None = None

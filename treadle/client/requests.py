@@ -167,7 +167,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     setup_timeout_s: float = 300.0
     """Limit of its creation, container and set-up lines together. Waiting for its turn and its image does not count."""
     workdir: str = ""
-    """Where commands start; empty: the image's own, or the private directory of a local one."""
+    """Directory in which commands start; empty: the image's own, or the private directory of a local one."""
 
 
 class TrajectoryRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -111,7 +111,9 @@ def not_enough(
     if pool in to_blame or not to_blame:
         summary = f"{_whose(pool, batches)}: even the ceiling of {counted(ceiling, pool)} is not enough: {blame}"
         return Reason("ceiling", event, summary, ceiling, floor, outlooks)
-    summary = f"{_whose(pool, batches)}: {_found(pool, units)}; {', '.join(sorted(to_blame))} is the bottleneck: {blame}"
+    summary = (
+        f"{_whose(pool, batches)}: {_found(pool, units)}; {', '.join(sorted(to_blame))} is the bottleneck: {blame}"
+    )
     return Reason("searched", event, summary, ceiling, floor, outlooks)
 
 

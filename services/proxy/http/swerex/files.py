@@ -39,9 +39,9 @@ async def execute(call: Call, trajectory: str) -> dict[str, Any]:
         raise os_error(str(said))
     stdout, stderr, exit_code = (answered.output.get(name) for name in ("stdout", "stderr", "exit_code"))
     if asked.check and exit_code != 0:
-        told = f"{asked.error_msg}: " if asked.error_msg else ""
+        prefix = f"{asked.error_msg}: " if asked.error_msg else ""
         failed = f"command {asked.command!r} failed with exit code {exit_code}."
-        raise swerex_error("NonZeroExitCodeError", f"{told}{failed} Stdout:\n{stdout!r}\nStderr:\n{stderr!r}")
+        raise swerex_error("NonZeroExitCodeError", f"{prefix}{failed} Stdout:\n{stdout!r}\nStderr:\n{stderr!r}")
     return {"stdout": stdout or "", "stderr": stderr or "", "exit_code": exit_code}
 
 

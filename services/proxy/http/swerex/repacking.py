@@ -45,8 +45,8 @@ def to_tar(archive: bytes, most: int) -> bytes:
             members = source.infolist()
             size = sum(member.file_size for member in members)
             if size > MOST_BYTES or len(members) > MOST_FILES:
-                told = f"{len(members)} files of {size} bytes"
-                raise Raised("builtins.ValueError", f"more than {MOST_FILES} files or {MOST_BYTES} bytes: {told}")
+                found = f"{len(members)} files of {size} bytes"
+                raise Raised("builtins.ValueError", f"more than {MOST_FILES} files or {MOST_BYTES} bytes: {found}")
             zipped = gzip.GzipFile("", "wb", 1, out, mtime=_NO_TIME)
             with zipped, tarfile.open(fileobj=zipped, mode="w") as target:
                 for member in members:

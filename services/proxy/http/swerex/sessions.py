@@ -112,9 +112,9 @@ async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
     if exit_code and ("syntax error" in output or "unexpected EOF" in output):
         await _check(call, trajectory, asked.command)
     if asked.check == "raise" and exit_code != 0:
-        told = f"{asked.error_msg}: " if asked.error_msg else ""
+        prefix = f"{asked.error_msg}: " if asked.error_msg else ""
         failed = f"command {asked.command!r} failed with exit code {exit_code}. Its output:\n{output!r}"
-        raise swerex_error("NonZeroExitCodeError", told + failed)
+        raise swerex_error("NonZeroExitCodeError", prefix + failed)
     return _observation(output, None if asked.check == "ignore" else exit_code)
 
 

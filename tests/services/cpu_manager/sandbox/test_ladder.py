@@ -52,7 +52,9 @@ async def test_the_best_working_rung_is_chosen_and_the_reasons_of_others_are_kep
 
 
 def test_a_ladder_is_described_in_json() -> None:
-    found = Ladder(Rung.NAMESPACES, (RungTrial(Rung.CGROUP_V2, "not delegated"), RungTrial(Rung.NAMESPACES, "")), 7, "me")
+    found = Ladder(
+        Rung.NAMESPACES, (RungTrial(Rung.CGROUP_V2, "not delegated"), RungTrial(Rung.NAMESPACES, "")), 7, "me"
+    )
     described = json.loads(json.dumps(found.describe()))
     assert described["rung"] == "namespaces"
     assert described["refused"] == {"cgroup-v2": "not delegated"}

@@ -22,7 +22,7 @@ COLOURS: Mapping[str, str] = {
     "zq-dedicated": "#7f7f7f", "history": "#e69f00", "autoscaler": "#cc79a7", "distrs": "#0072b2", "treadle": "#d55e00",
     "ideal": "#009e73",
 }  # fmt: skip
-"""By policy; told apart by the colour-blind too."""
+"""By policy; also distinguishable with colour blindness."""
 PANEL_INCHES = (5.6, 3.8)
 DOTS_PER_INCH = 110
 WINDOWS_SHOWN = 3.0
@@ -115,7 +115,7 @@ def _search(axes: Axes, report: DistrsReport) -> None:
 
 
 def _bars(axes: Axes, groups: Mapping[str, Mapping[str, float]]) -> None:
-    """Bars by policy, side by side in their group; what it is worth stands on each."""
+    """Bars by policy, side by side in their group, with the value on each."""
     for place, values in enumerate(groups.values()):
         width = 0.84 / len(values)
         for number, (policy, value) in enumerate(values.items()):

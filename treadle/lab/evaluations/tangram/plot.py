@@ -29,7 +29,7 @@ COLOURS: Mapping[str, str] = {
     PODS_NAME: "#7f7f7f", "pods, DoP 1": "#b0b0b0", "pods, DoP 2": "#989898", "pods, DoP 8": "#5f5f5f",
     "core for life": "#009e73",
 }  # fmt: skip
-"""By system; told apart by the colour-blind too."""
+"""By system; also distinguishable with colour blindness."""
 PART_COLOURS = ("#e69f00", "#0072b2", "#7f7f7f")
 PANEL_INCHES = (5.6, 3.8)
 DOTS_PER_INCH = 110
@@ -107,7 +107,7 @@ def _all(axes: Axes, report: TangramReport) -> None:
 
 
 def _bars(axes: Axes, groups: Sequence[Mapping[str, SystemRun]], systems: Sequence[str]) -> None:
-    """Side by side in their group; what it is worth stands on each."""
+    """Draw bars side by side in their group, with the value on each."""
     width = 0.84 / len(systems)
     for number, system in enumerate(systems):
         there = [(point, runs[system]) for point, runs in enumerate(groups) if system in runs]

@@ -16,10 +16,10 @@ from services.cpu_manager.cores import Cores, usable_cores
 from services.cpu_manager.environment_registry import EnvironmentRegistry
 from services.cpu_manager.environments.detection import DetectedRuntimes, MeshContext, await_engine, open_runtimes
 from services.cpu_manager.environments.runtimes import DOCKER
-from services.cpu_manager.node_executor import NodeExecutor, open_executor
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.memory import lendable_mb
 from services.cpu_manager.metrics import observe
+from services.cpu_manager.node_executor import NodeExecutor, open_executor
 from services.cpu_manager.node_manager import NodeManager
 from services.cpu_manager.outbox import Outbox
 from services.cpu_manager.resource_usage import ResourceUsage

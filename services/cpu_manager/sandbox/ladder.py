@@ -12,7 +12,7 @@ from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance
 from services.cpu_manager.sandbox.job_run import JobRun
 from services.cpu_manager.sandbox.protocol import Limits
-from services.cpu_manager.sandbox.rungs import RungTrial, Ladder, NoSandboxError, Rung
+from services.cpu_manager.sandbox.rungs import Ladder, NoSandboxError, Rung, RungTrial
 from services.cpu_manager.sandbox.slots import Slots
 from services.cpu_manager.sandbox.spares import Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain, closed_parent, open_to_others

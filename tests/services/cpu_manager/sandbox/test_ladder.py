@@ -13,7 +13,7 @@ from services.cpu_manager.sandbox.instance import Instance
 from services.cpu_manager.sandbox.ladder import choose_rung
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import PythonJob
-from services.cpu_manager.sandbox.rungs import ENFORCES, RungTrial, Ladder, NoSandboxError, Rung
+from services.cpu_manager.sandbox.rungs import ENFORCES, Ladder, NoSandboxError, Rung, RungTrial
 from services.cpu_manager.sandbox.walls import landlock
 from tests.services.cpu_manager.sandbox.cells import CORE
 from tests.services.cpu_manager.sandbox.conftest import available_rungs, passable, rung_failures

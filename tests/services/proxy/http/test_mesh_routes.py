@@ -11,7 +11,7 @@ from shared.bus.connection import ValkeyClock, command, connect
 from shared.messages.base import ENTRY
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TargetSet
-from shared.policy.dispatch.backlog import StuckWork, PoolBacklog
+from shared.policy.dispatch.backlog import PoolBacklog, StuckWork
 
 
 async def test_an_entry_that_cannot_be_read_hides_no_other(redis_url: str) -> None:

@@ -17,7 +17,7 @@ from shared.bus.functions import Advancing, Submission
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.batch_snapshot import OpenBatchesSnapshot, UnansweredRequests
 from shared.policy.dispatch.action_state import ActionState
-from shared.policy.dispatch.backlog import Backlog, StuckWork, PoolBacklog
+from shared.policy.dispatch.backlog import Backlog, PoolBacklog, StuckWork
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import Request, Work
 from tests.services.proxy.mesh import START, StillClock, stage, submitted

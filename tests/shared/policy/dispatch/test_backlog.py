@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.policy.dispatch import backlog
-from shared.policy.dispatch.backlog import Backlog, StuckWork, PoolBacklog, lacking, survey, why_stuck
+from shared.policy.dispatch.backlog import Backlog, PoolBacklog, StuckWork, lacking, survey, why_stuck
 from shared.policy.dispatch.dispatcher import Dispatcher
 from tests.shared.policy.dispatch.leading import leading, meet, submit
 from tests.shared.policy.strategies import CORES, request, work
@@ -47,7 +47,9 @@ def test_everything_in_a_pool_without_nodes_is_stuck_until_one_comes() -> None:
     found = survey(dispatcher.cluster)
     assert (found.pools[0].stuck, found.stuck) == (2, {"b": 2})
     meet(dispatcher, "n")
-    assert survey(dispatcher.cluster) == Backlog([PoolBacklog(CORES, 1, [StuckWork("judge", {"cores": 1}, 1)])], {"b": 1})
+    assert survey(dispatcher.cluster) == Backlog(
+        [PoolBacklog(CORES, 1, [StuckWork("judge", {"cores": 1}, 1)])], {"b": 1}
+    )
 
 
 def test_stuck_work_has_a_reason() -> None:

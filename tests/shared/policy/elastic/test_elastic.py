@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.policy.elastic import arrange, eviction
-from shared.policy.elastic.eviction import Rows, grow, fluid_starts_s
+from shared.policy.elastic.eviction import Rows, fluid_starts_s, grow
 from shared.policy.elastic.scheduling import LOOKED_AT, Rule, Scalable, allot, enough, price, warm
 from shared.policy.model.elasticity import RIGID, Elasticity
 from tests.shared.policy.elastic.elastic_oracle import (

@@ -25,6 +25,7 @@ from shared.messages.targets import PLANNER_LEASE
 from shared.policy.dispatch.backlog import PoolBacklog, lacking
 from shared.runtime import log
 from shared.runtime.stack_state import StackError, read_state
+from shared.runtime.validation import UNREADABLE
 from shared.store.database import Sessions, answers
 
 _log = log.get(__name__)
@@ -98,7 +99,7 @@ class HealthMonitor:
         ):
             try:
                 message = NODES.decode(fields[1])
-            except ValueError:  # written by another version of Treadle
+            except UNREADABLE:  # written by another version of Treadle
                 continue
             if isinstance(message, Bye):
                 stopped.add((message.node, message.incarnation))

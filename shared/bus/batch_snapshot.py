@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 from redis.asyncio import Redis
 
 from shared.bus.connection import command
 from shared.messages import batch_snapshot
 from shared.messages.batch_snapshot import OpenBatchesSnapshot
+from shared.runtime.validation import UNREADABLE
 
 
 async def read_snapshot(redis: Redis) -> OpenBatchesSnapshot | None:
@@ -20,7 +20,7 @@ async def read_snapshot(redis: Redis) -> OpenBatchesSnapshot | None:
     raw = await command(redis, "HGET", "backlog", "batches")
     try:
         return batch_snapshot.decode(raw) if raw is not None else None
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
 
 

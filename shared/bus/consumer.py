@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic
 
-import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
@@ -17,6 +16,7 @@ from shared.bus.connection import TRANSIENT, command
 from shared.messages.base import ENTRY, M, Topic
 from shared.runtime import log
 from shared.runtime.units import Seconds
+from shared.runtime.validation import UNREADABLE
 
 _log = log.get(__name__)
 
@@ -100,7 +100,7 @@ class Consumer(Generic[M]):
         raw = dict(zip(fields[::2], fields[1::2], strict=True)).get(ENTRY, b"")
         try:
             message = self._topic.decode(raw)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             await self._dead_letter(entry, raw, f"undecodable: {error}")
             return
         try:

@@ -12,6 +12,7 @@ import msgspec
 from shared.messages.base import ENTRY, Message, Topic
 from shared.messages.environments import EnvironmentSpec
 from shared.policy.model.elasticity import Elasticity
+from shared.runtime.validation import UNREADABLE
 
 Json = bytes
 """JSON text as received. Only its user decodes it."""
@@ -143,7 +144,7 @@ def unreadable_entry(fields: Mapping[bytes, bytes], error: str) -> UnreadableEnt
 def _texts(raw: bytes) -> dict[str, str]:
     try:
         message = _named.decode(raw)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+    except UNREADABLE:
         return {}
     if not isinstance(message, dict):
         return {}

@@ -57,6 +57,6 @@ class Topic(Generic[M]):
         """Decode a message. About 1.5 us.
 
         Raises:
-            msgspec.ValidationError: not a message of this topic.
+            error: one of `shared.runtime.validation.UNREADABLE`: not a message of this topic.
         """
         return self._decoder.decode(raw)

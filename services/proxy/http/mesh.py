@@ -20,6 +20,7 @@ from shared.messages.targets import TARGETS, TargetSet
 from shared.policy.dispatch.backlog import PoolBacklog, lacking
 from shared.policy.model.formulation import STARTS
 from shared.runtime.app import problem_responses
+from shared.runtime.validation import UNREADABLE
 
 router = APIRouter(prefix="/v1", tags=["mesh"])
 
@@ -35,7 +36,7 @@ async def _newest(proxy: ProxyState, topic: Topic[Any], count: int) -> list[tupl
     """Return (time, message), newest first. Skips entries of another version, which cannot be decoded."""
     newest: list[tuple[float, Any]] = []
     for row, fields in await command(proxy.redis, "XREVRANGE", topic.name, "+", "-", "COUNT", count):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(*UNREADABLE):
             newest.append((int(row.partition(b"-")[0]) / 1000, topic.decode(fields[1])))
     return newest
 

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from shared.bus import functions
 from shared.bus.batch_snapshot import read_counts, read_snapshot
+from shared.bus.connection import command
 from shared.bus.functions import Answering
 from shared.messages.batch_snapshot import OpenBatchesSnapshot, UnansweredRequests, decode, encode, pack
 from shared.policy.dispatch.backlog import Backlog
@@ -36,6 +37,12 @@ def test_times_are_little_endian_everywhere(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_no_snapshot_is_read_before_a_leader_published_one(valkey: Redis) -> None:
+    assert await read_snapshot(valkey) is None
+
+
+@pytest.mark.parametrize("raw", [b"\xc1", b"\x82\xa2at\xa2\xff\xff", b"\x91" * 5_000])
+async def test_a_snapshot_that_cannot_be_decoded_is_none(valkey: Redis, raw: bytes) -> None:
+    await command(valkey, "HSET", "backlog", "batches", raw)
     assert await read_snapshot(valkey) is None
 
 

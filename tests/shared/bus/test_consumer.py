@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis
 
 from shared.bus.connection import command
@@ -142,21 +143,22 @@ async def test_a_failing_entry_is_a_dead_letter_with_its_reason_and_the_others_c
     handler = Handler(consumer, 3, lambda name: KeyError("what?") if name == "poison" else None)
 
     assert await ran(consumer, handler) == ["poison", "b", "poison"]
-    (buried,) = await dead(valkey)
-    assert buried["reason"] == b"KeyError: 'what?'"
-    assert ANSWERED.decode(buried["m"]) == Answered(actions=["poison"], batches=[])
+    (dead_letter,) = await dead(valkey)
+    assert dead_letter["reason"] == b"KeyError: 'what?'"
+    assert ANSWERED.decode(dead_letter["m"]) == Answered(actions=["poison"], batches=[])
     assert await pending(valkey) == 0
 
 
-async def test_undecodable_entries_are_dead_letters_at_once(valkey: Redis) -> None:
-    entry = await command(valkey, "XADD", ANSWERED.name, "*", "m", b"\xc1")
+@pytest.mark.parametrize("raw", [b"\xc1", b"\x81\xa4kind\xa2\xff\xff", b"\x91" * 5_000])
+async def test_undecodable_entries_are_dead_letters_at_once(valkey: Redis, raw: bytes) -> None:
+    entry = await command(valkey, "XADD", ANSWERED.name, "*", "m", raw)
     await publish(valkey, "a")
     consumer = member(valkey)
 
     assert await ran(consumer, Handler(consumer, 1)) == ["a"]
-    (buried,) = await dead(valkey)
-    assert (buried["m"], buried["entry"]) == (b"\xc1", entry)
-    assert buried["reason"].startswith(b"undecodable: ")
+    (dead_letter,) = await dead(valkey)
+    assert (dead_letter["m"], dead_letter["entry"]) == (raw, entry)
+    assert dead_letter["reason"].startswith(b"undecodable: ")
 
 
 async def test_pending_entries_that_were_trimmed_are_dropped(valkey: Redis) -> None:

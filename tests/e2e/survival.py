@@ -125,7 +125,10 @@ def all_end(processes: list[Identity]) -> bool:
 
 
 def zombies(pid: int) -> list[int]:
-    """Descendants that ended more than a moment ago and were not reaped."""
+    """Descendants that ended more than a moment ago and were not reaped, though their parent is not frozen.
+
+    A background process of an environment may end while the environment freezes; its parent reaps it after the thaw.
+    """
     found = _zombies(pid)
     return sorted(found & _zombies(pid)) if found else []
 
@@ -134,11 +137,16 @@ def _zombies(pid: int) -> set[int]:
     found = set()
     for process in psutil.Process(pid).children(recursive=True):
         try:
-            if process.status() == psutil.STATUS_ZOMBIE:
+            if process.status() == psutil.STATUS_ZOMBIE and not _is_frozen(process.parent()):
                 found.add(process.pid)
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def _is_frozen(process: psutil.Process | None) -> bool:
+    """Whether a process cannot run: the freezer of cgroup v1 shows as disk sleep, SIGSTOP as stopped."""
+    return process is not None and process.status() in (psutil.STATUS_DISK_SLEEP, psutil.STATUS_STOPPED)
 
 
 async def until_no_zombies(pid: int) -> None:

@@ -86,7 +86,7 @@ async def test_a_manager_reaps_what_its_cells_leave_and_keeps_its_zygotes(mesh: 
     assert zygotes(manager) >= before, "a zygote was ended by the end of its cells"
     await until_no_zombies(manager.process.pid)
 
-    left = "setsid sleep 1000 >/dev/null 2>&1 & (sleep 1000 >/dev/null 2>&1 &); echo left"
+    left = "setsid sleep 1000 >/dev/null 2>&1 & (sleep 1000 >/dev/null 2>&1 &); sleep 0.5; echo left"
     assert (await caller.act(episode.trajectory, left))["output"]["output"] == "left\n"
     theirs = [one for child in sleepers(manager, 1000) if (one := identify(child.pid))]
     assert len(theirs) == 2, theirs

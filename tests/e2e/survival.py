@@ -145,8 +145,15 @@ def _zombies(pid: int) -> set[int]:
 
 
 def _is_frozen(process: psutil.Process | None) -> bool:
-    """Whether a process cannot run: the freezer of cgroup v1 shows as disk sleep, SIGSTOP as stopped."""
-    return process is not None and process.status() in (psutil.STATUS_DISK_SLEEP, psutil.STATUS_STOPPED)
+    """Return whether a process cannot run: the freezer of cgroup v1 shows as disk sleep, SIGSTOP as stopped.
+
+    Ten looks in 0.2 s, because a running process is in disk sleep only for moments.
+    """
+    for _ in range(10):
+        if process is None or process.status() not in (psutil.STATUS_DISK_SLEEP, psutil.STATUS_STOPPED):
+            return False
+        time.sleep(0.02)
+    return True
 
 
 async def until_no_zombies(pid: int) -> None:

@@ -170,6 +170,18 @@ async def test_retry_after_of_a_full_mesh_is_the_backoff(monkeypatch: pytest.Mon
     assert hours.now == 1.5
 
 
+async def test_each_failure_doubles_the_next_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = PauseClock()
+    monkeypatch.setattr(
+        "treadle.client.retry.asyncio", SimpleNamespace(get_running_loop=lambda: hours, sleep=hours.sleep)
+    )
+    retries = RetryState(RetryPolicy(1000, first_backoff_s=1, max_backoff_s=100), "reading", random.Random(0))
+    for ceiling in (1, 2, 4, 8, 16):
+        before = hours.now
+        await retries.backoff(TimeoutError())
+        assert ceiling / 2 <= hours.now - before <= ceiling
+
+
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 5), st.integers(1, 60))
 def test_chunks_hold_every_line_once_in_order_and_within_bounds(

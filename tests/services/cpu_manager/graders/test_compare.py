@@ -28,6 +28,15 @@ from services.cpu_manager.graders.compare import Compare, outputs_equal
         (b"1\n", "inf\n", set()),
         (b"inf\n", "1e400\n", {"numeric"}),
         (b"12345678901234567891\n", "12345678901234567890\n", set()),
+        (b"9007199254740993\n", "9007199254740992\n", set()),  # 16 digits: equal as floats
+        (b"-9007199254740993\n", "-9007199254740992\n", set()),
+        (b"100000000000001\n", "100000000000000\n", {"numeric"}),  # 15 digits: within the tolerance
+        (b"9999999999999999\n", "10000000000000000.0\n", {"numeric"}),  # only one of them is an integer
+        (b"1.0000000000000001\n", "1\n", {"numeric"}),
+        (b"1." + b"0" * 62 + b"\n", "1\n", {"numeric"}),  # 64 characters
+        (b"1." + b"0" * 63 + b"\n", "1\n", set()),  # 65 characters are text
+        (b"1\n", "1." + "0" * 62 + "\n", {"numeric"}),
+        (b"1\n", "1." + "0" * 63 + "\n", set()),
         (b"\xff\n", "\ufffd\n", {"lines", "tokens", "numeric"}),
     ],
 )

@@ -154,3 +154,12 @@ async def test_a_follower_that_left_is_not_kept(waiters: Waiters) -> None:
 
     waiters.wake(["b"])
     assert not left.is_set()
+
+
+async def test_a_batch_without_followers_is_not_kept(waiters: Waiters) -> None:
+    async with waiters.following("b"):
+        async with waiters.following("b"):
+            pass
+        assert list(waiters._followed) == ["b"], "the first one still follows"
+
+    assert waiters._followed == {}

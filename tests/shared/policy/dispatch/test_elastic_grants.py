@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -114,6 +115,19 @@ def test_no_candidate_is_evicted_behind_rigid_work_that_came_later() -> None:
         "b": 1,
         "rigid": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("waiting", "units"), [(0, [2, 2]), (1, [1] * 4), (2, [1] * 4), (3, [2, 2]), (4, [2, 2]), (5, [1] * 4)]
+)
+def test_a_node_plans_for_its_share_of_the_queue_rounded_up(waiting: int, units: list[int]) -> None:
+    """Two nodes of two cores. An even number of equal actions ends sooner two by two, an odd one with both cores each.
+
+    If each node planned for the whole queue, or for its share rounded down, other numbers of waiting actions would be
+    even.
+    """
+    requests = [request(f"r{at}", scaled(2), seq=at) for at in range(4 + waiting)]
+    assert list(submit(leading(2, "n", "m"), *requests).values()) == units
 
 
 def busy_until_soon(*, seconds: float, batch: str = "") -> Dispatcher:

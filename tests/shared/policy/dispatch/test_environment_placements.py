@@ -89,3 +89,16 @@ def test_environments_of_an_absent_node_are_lost_after_a_grace_period(
     assert list(environments.away(5.0, 60.0)) == [], "absent since now"
     assert list(environments.away(65.0, 60.0)) == []
     assert [name for name, _ in environments.away(65.1, 60.0)] == ["t"]
+
+
+def test_the_grace_period_of_a_second_absence_counts_from_its_own_beginning(
+    environments: EnvironmentPlacements, host: Node
+) -> None:
+    environments.place(NEED, host, 1, 0.0)
+    environments.nodes.remove("n")
+    assert list(environments.away(5.0, 60.0)) == []
+    environments.nodes.add(host)
+    environments.node_back("n")
+    environments.nodes.remove("n")
+    assert list(environments.away(1000.0, 60.0)) == [], "absent again since now"
+    assert [name for name, _ in environments.away(1060.1, 60.0)] == ["t"]

@@ -27,3 +27,16 @@ def test_an_end_is_known_by_the_need_and_the_newest_ones_are_kept() -> None:
         trajectories.end(f"other{number}", "closed")
     assert trajectories.end_of(need) is None
     assert len(trajectories.ended) == MOST_ENDED
+
+
+def test_an_end_that_is_recorded_again_is_the_newest_with_its_new_reason() -> None:
+    trajectories, need = TrajectoryTurns(), EnvironmentNeed("t", "runtime.local", {})
+    trajectories.end("t", "closed")
+    trajectories.end("oldest", "closed")
+    for number in range(MOST_ENDED - 2):
+        trajectories.end(f"other{number}", "closed")
+    trajectories.end("t", "lost")
+    assert len(trajectories.ended) == MOST_ENDED
+    trajectories.end("newest", "closed")
+    assert "oldest" not in trajectories.ended
+    assert trajectories.end_of(need) == "lost"

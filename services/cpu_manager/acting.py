@@ -18,11 +18,11 @@ from services.cpu_manager.environments.protocol import (
     RuntimeUnavailable,
 )
 from services.cpu_manager.environments.runtimes import Runtimes
-from services.cpu_manager.results import AttemptResult, encode_output, encode_whole, lost, refused
+from services.cpu_manager.outputs import encode_output, encode_whole
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
 from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS, Params
-from shared.messages.outcomes import ExecutionStatus
+from shared.policy.model.results import AttemptResult, ExecutionStatus, lost, refused
 from shared.runtime import log
 from shared.runtime.clock import Clock
 
@@ -107,7 +107,8 @@ class Acting:
         else:
             output = encode_output(end.output, self.output_bytes)
         reason = end.reason[:REASON_CHARS]
-        return AttemptResult(_STATUS[end.ended_by], end.passed, None, output, reason, end.cpu_s, end.peak_memory_bytes)
+        usage = {"cpu_s": end.cpu_s}
+        return AttemptResult(_STATUS[end.ended_by], end.passed, None, output, reason, usage, end.peak_memory_bytes)
 
     def _whole(self, end: ActEnd) -> tuple[ActEnd, bytes]:
         """Return the complete output, or none of it. A result that is too large is an answer, like a missing file."""

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from services.cpu_manager.cores import Cores
 from services.cpu_manager.environment_registry import EnvironmentRegistry
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.managed_environments import cancel_once, environment_units
 from services.cpu_manager.resource_usage import ResourceUsage
-from services.cpu_manager.results import AttemptResult, lost
 from shared.messages.grants import Granted
 from shared.messages.outcomes import RECALLED, EnvironmentHeld, Finished, GrantHeld, Started
+from shared.policy.model.results import AttemptResult, lost
 from shared.runtime import log
 from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
@@ -196,6 +198,8 @@ class Attempts:
         self._report_finished(grant, cut_short if task.cancelled() else task.result(), running.read_at, running.since)
 
     def _report_finished(self, grant: Granted, result: AttemptResult, read_at: Seconds, started: Seconds) -> None:
+        if not self.registry.exists(grant):
+            result = msgspec.structs.replace(result, environment_exists=False)
         self.report(
             Finished(
                 action=grant.action,
@@ -204,20 +208,10 @@ class Attempts:
                 epoch=grant.epoch,
                 attempt=grant.attempt,
                 stage=grant.stage,
-                status=result.status,
-                passed=result.passed,
-                score=result.score,
-                output=result.output,
-                reason=result.reason,
+                result=result,
                 queue_s=started - read_at,
                 execution_s=self.clock.monotonic() - started,
-                cpu_s=result.cpu_s,
-                peak_memory_bytes=result.peak_memory_bytes,
-                evidence=result.evidence,
-                environment_exists=self.registry.exists(grant),
                 units=grant.units,
-                retry_in_s=result.retry_in_s,
-                environment_ended=result.environment_ended,
             )
         )
 

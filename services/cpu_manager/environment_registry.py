@@ -17,9 +17,9 @@ from services.cpu_manager.acting import Acting
 from services.cpu_manager.environments.protocol import Environment
 from services.cpu_manager.managed_environments import CLOSED, DIED, ENDED, NONE_HERE, Ending, ManagedEnvironment, age_s
 from services.cpu_manager.resource_usage import ResourceUsage
-from services.cpu_manager.results import AttemptResult, lost, refused
 from shared.messages.grants import Granted
 from shared.messages.outcomes import EnvironmentCreated, EnvironmentEnded, EnvironmentHeld
+from shared.policy.model.results import AttemptResult, lost, refused
 from shared.runtime import log
 from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from services.cpu_manager.graders.protocol import Grader, GradingContext
-from services.cpu_manager.results import AttemptResult, encode_output, lost, refused
+from services.cpu_manager.outputs import encode_output
 from services.cpu_manager.sandbox.protocol import Exit, Job, PythonJob, Sandbox
 from shared.messages.grants import Granted
+from shared.policy.model.results import AttemptResult, lost, refused
 from shared.runtime import log
 
 _log = log.get(__name__)
@@ -61,7 +62,7 @@ class Grading:
             verdict.score,
             output,
             verdict.reason,
-            verdict.cpu_s,
+            {"cpu_s": verdict.cpu_s},
             verdict.peak_memory_bytes,
             evidence="" if verdict.status == "lost" else verdict.evidence or grader.evidence,
         )

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from services.cpu_manager.environments.protocol import Environment
-from services.cpu_manager.results import AttemptResult
 from shared.messages.environments import MEMORY, EnvironmentSpec
 from shared.messages.outcomes import EnvironmentHeld
 from shared.policy.model.formulation import STARTS, TrajectoryEnd
+from shared.policy.model.results import AttemptResult
 from shared.runtime.units import Seconds
 
 EndReason = Literal["closed", "idle", "lifetime", "died", "stopped"]

@@ -7,7 +7,8 @@ from typing import get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from shared.messages.outcomes import RECALLED, ExecutionStatus, Finished, Outcome
+from shared.messages.outcomes import RECALLED, Finished, Outcome
+from shared.policy.model.results import ExecutionStatus
 
 ATTEMPTS = Counter("treadle_cpu_manager_attempts", "Attempts that ended on this node.", ["status"])
 EXECUTION = Histogram(
@@ -34,8 +35,8 @@ def observe(report: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
     by_status = {status: ATTEMPTS.labels(status) for status in get_args(ExecutionStatus)}
 
     def counted(outcome: Outcome) -> None:
-        if isinstance(outcome, Finished) and outcome.reason != RECALLED:
-            by_status[outcome.status].inc()
+        if isinstance(outcome, Finished) and outcome.result.reason != RECALLED:
+            by_status[outcome.result.status].inc()
             EXECUTION.observe(outcome.execution_s)
         report(outcome)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from shared.policy.model.results import USAGE, Usage
+
 ANSWERED = Counter("treadle_proxy_answered", "Actions answered by this replica as leader.", ["ended"])
 ACT = Histogram(
     "treadle_proxy_act_seconds",
@@ -44,6 +46,12 @@ RUN_CODE = Counter(
 )
 BODIES = Gauge("treadle_proxy_body_bytes", "Bytes of request bodies under way at this replica.")
 
+USAGE_TOTAL = Counter(
+    "treadle_proxy_usage",
+    "Usage of answered actions, by name: " + "; ".join(f"{name}: {what}" for name, what in USAGE.items()) + "; other.",
+    ["name"],
+)
+
 OTHER = "other"
 
 
@@ -66,3 +74,19 @@ class PoolStages:
 
 
 QUEUEING = PoolStages()
+
+
+class UsageCounters:
+    """Counters of `USAGE_TOTAL`. Executors choose names of usage, so names that are not in `USAGE` count as `other`."""
+
+    def __init__(self) -> None:
+        self._known = {name: USAGE_TOTAL.labels(name) for name in USAGE}
+        self._other = USAGE_TOTAL.labels(OTHER)
+
+    def add(self, usage: Usage) -> None:
+        """Count the usage of one answered action."""
+        for name, amount in usage.items():
+            self._known.get(name, self._other).inc(amount)
+
+
+USED = UsageCounters()

@@ -86,6 +86,8 @@ class BatchView(Model):
     """`masked` / `answered`. With a wrong configuration it is 1 from the first answers on."""
     failures: list[FailureKind] = []
     """Masked answers by their end, most frequent first."""
+    usage: dict[str, float] = {}
+    """Sums of the answers' `usage`, by name."""
     environments: EnvironmentProgress | None = None
     """Actions in trajectories opened with this `batch`; null before the first answer. No other field counts them."""
     opened_at: float

@@ -71,7 +71,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     """Time from acceptance to answer."""
 
 
-class StageReport(msgspec.Struct, frozen=True, kw_only=True):
+class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Durations and units of one stage of a request."""
 
     name: str
@@ -80,6 +80,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     attempts: int
     units: int
+    usage: dict[str, float] = {}
+    """Usage of all its attempts, by name, as far as it was measured."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -110,6 +112,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     act: Act | None = None
     stages: list[StageReport] = []
     """Stages with a verdict."""
+    usage: dict[str, float] = {}
+    """Name -> amount used in all stages and attempts, as far as it was measured: `cpu_s`, `gpu_s` (seconds), `tokens`,
+    `money`, or a name of the kind's own. A stopped execution is not measured."""
     cpu_s: float = 0.0
     """CPU time of the last stage with a verdict. A stopped execution is not measured."""
     peak_memory_bytes: int = 0

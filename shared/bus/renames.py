@@ -1,8 +1,11 @@
-"""Renames in stored messages, for steps of the schema: kinds and fields of streams."""
+"""Step 3 of the schema: kinds and fields of stored messages get standard names.
+
+`rewrite_stream` serves later steps, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -32,6 +35,9 @@ FIELDS = {
 }
 """Kind -> renamed fields."""
 
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+"""Changes one stored message; returns it as it is if there is nothing to change. It must be safe to repeat."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -46,19 +52,19 @@ async def rename_messages(redis: Redis) -> None:
         Unavailable: a service publishes during every attempt to rewrite a stream.
     """
     for topic in (NODES, OUTCOMES):
-        await _rewrite(redis, topic.name)
+        await rewrite_stream(redis, topic.name, _renamed)
     await _move_requests(redis)
 
 
-async def _rewrite(redis: Redis, stream: str) -> None:
-    """Replace a bounded stream by its renamed entries, again if an entry is published meanwhile.
+async def rewrite_stream(redis: Redis, stream: str, change: Change) -> None:
+    """Replace a bounded stream by its changed entries with the same ids, again if an entry is published meanwhile.
 
     Raises:
         Unavailable: entries are published during every attempt.
     """
     for _ in range(REWRITES):
         try:
-            await _rewrite_once(redis, stream)
+            await _rewrite_once(redis, stream, change)
         except WatchError:
             continue
         return
@@ -67,8 +73,8 @@ async def _rewrite(redis: Redis, stream: str) -> None:
     )
 
 
-async def _rewrite_once(redis: Redis, stream: str) -> None:
-    """Read a stream and replace it by its renamed entries, in one transaction.
+async def _rewrite_once(redis: Redis, stream: str, change: Change) -> None:
+    """Read a stream and replace it by its changed entries, in one transaction.
 
     Raises:
         WatchError: the stream has changed since the read. Nothing is replaced.
@@ -76,12 +82,12 @@ async def _rewrite_once(redis: Redis, stream: str) -> None:
     async with redis.pipeline(transaction=True) as pipe:
         await pipe.watch(stream)
         rows = await command(pipe, "XRANGE", stream, "-", "+")
-        renamed = [(entry, _renamed(fields) or fields) for entry, fields in rows]
+        changed = [(entry, _changed(fields, change) or fields) for entry, fields in rows]
         pipe.multi()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
         pipe.delete(stream)
-        for entry, fields in renamed:
+        for entry, fields in changed:
             pipe.execute_command("XADD", stream, entry, *fields)
-        if renamed:
+        if changed:
             await pipe.execute()
 
 
@@ -91,7 +97,7 @@ async def _move_requests(redis: Redis) -> None:
     while rows := await command(redis, "XRANGE", ACTIONS.name, after, "+", "COUNT", READ_AT_ONCE):
         pipe = redis.pipeline(transaction=True)
         for entry, fields in rows:
-            if (renamed := _renamed(fields)) is not None:
+            if (renamed := _changed(fields, _renamed)) is not None:
                 pipe.execute_command("XADD", ACTIONS.name, "*", *renamed)
                 pipe.execute_command("XDEL", ACTIONS.name, entry)
         if len(pipe):
@@ -99,20 +105,23 @@ async def _move_requests(redis: Redis) -> None:
         after = f"({rows[-1][0].decode()}"
 
 
-def _renamed(fields: list[bytes]) -> list[bytes] | None:
-    """Return the fields of a stream entry with its message renamed; None if nothing in it is renamed."""
+def _changed(fields: list[bytes], change: Change) -> list[bytes] | None:
+    """Return the fields of a stream entry with its message changed; None if nothing in it changes."""
     named = dict(zip(fields[::2], fields[1::2], strict=True))
     try:
         message = _decode(named[ENTRY])
     except (KeyError, *UNREADABLE):
         return None  # it was unreadable before, too
-    kind = message.get("kind") if isinstance(message, dict) else None
-    if not isinstance(kind, str):
+    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         return None
-    renames: Mapping[str, str] = FIELDS.get(kind, {})
-    new: dict[str, Any] = {renames.get(name, name): value for name, value in message.items()}
-    if kind in KINDS:
-        new["kind"] = KINDS[kind]
+    new = change(message)
     if new == message:
         return None
     return [part for pair in (named | {ENTRY: _encode(new)}).items() for part in pair]
+
+
+def _renamed(message: dict[str, Any]) -> dict[str, Any]:
+    kind = message["kind"]
+    renames: Mapping[str, str] = FIELDS.get(kind, {})
+    new = {renames.get(name, name): value for name, value in message.items()}
+    return new | {"kind": KINDS.get(kind, kind)}

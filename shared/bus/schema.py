@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 
 from shared.bus.connection import command
 from shared.bus.renames import rename_messages
+from shared.bus.step4 import apply_step_4
 from shared.messages.actions import ACTIONS
 from shared.messages.base import ENTRY
 from shared.messages.nodes import NODES
@@ -52,6 +53,7 @@ class SchemaStep(NamedTuple):
 STEPS: Final[tuple[SchemaStep, ...]] = (
     SchemaStep(2, "submissions carry an envelope (entries without one are still read); old answers move to Postgres"),
     SchemaStep(3, "kinds and fields of stored messages have standard names", apply=rename_messages),
+    SchemaStep(4, "an outcome has its result as one value", apply=apply_step_4),
 )
 VERSION: Final = STEPS[-1].version
 """Version of this release."""

@@ -7,23 +7,11 @@ stream, because the leader writes it and must not be woken by it.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from shared.messages.actions import Json
 from shared.messages.base import Message, Topic
 from shared.policy.model.formulation import TrajectoryEnd
-
-ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled", "environment-lost", "postponed"]
-"""End of one attempt on a node. `ok` and `timeout` are verdicts. `lost` is an infrastructure failure and is retried.
-In a trajectory, `environment-lost`: its environment had ended before, and the action was not executed; or the
-environment's lifetime ended while the action ran, and it was executed partly. `postponed`: the environment cannot be
-created before `retry_in_s`, and the action was not executed; this does not count as an attempt."""
-
-Evidence = Literal["", "separate", "in-process"]
-"""Origin of a verdict. `separate`: outside the interpreter that ran the sample. `in-process`: in the same one,
-so a sample written to attack its grader may forge it. Empty: the kind forms no verdict."""
+from shared.policy.model.results import AttemptResult
 
 RECALLED = "recalled"
 """Reason of an attempt that was recalled before it had begun. Its `lost` is not a failure."""
@@ -38,7 +26,7 @@ class Started(Message, frozen=True, kw_only=True, tag="started.v1"):
     attempt: int
 
 
-class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
+class Finished(Message, frozen=True, kw_only=True, tag="finished.v2"):
     """An attempt has ended and its units are free."""
 
     action: str
@@ -47,25 +35,12 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
     epoch: int
     attempt: int
     stage: int
-    status: ExecutionStatus
-    passed: bool | None = None
-    score: float | None = None
-    output: Json = b"{}"
-    reason: str = ""
+    result: AttemptResult
     queue_s: float = 0.0
     """Time on the node, from reading the grant to the start."""
     execution_s: float = 0.0
-    cpu_s: float = 0.0
-    peak_memory_bytes: int = 0
-    environment_exists: bool = True
-    """False: its trajectory's environment could not be created, so nothing of the action was executed."""
     units: dict[str, int] = {}
     """Granted units."""
-    retry_in_s: float = 0.0
-    """For `postponed`: seconds until the next attempt is possible."""
-    evidence: Evidence = ""
-    environment_ended: TrajectoryEnd = "lost"
-    """For `environment-lost`: how the environment ended."""
 
 
 class GrantHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -19,9 +19,9 @@ DUSTBINS = frozenset({"utils.py", "util.py", "helpers.py", "helper.py", "common.
 PURE = frozenset(
     {"__future__", "abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
      "heapq", "itertools", "math", "numbers", "operator", "random", "statistics", "string", "types", "typing",
-     "numpy", "numba", "shared.policy", "treadle.lab.replay"}
+     "numpy", "numba", "msgspec", "shared.policy", "treadle.lab.replay"}
 )  # fmt: skip
-"""Modules that decisions may import: without clock, machine and network."""
+"""Modules that decisions may import: without clock, machine and network. (msgspec: for values that are also stored.)"""
 
 IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "breakpoint", "__import__"})
 

@@ -94,6 +94,8 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`masked` / `answered`. With a wrong configuration it is 1 from the first answers on."""
     stuck: int = 0
     """Waiting requests that no present node can execute. `lacks` in `/v1/pools` names the missing resources."""
+    usage: dict[str, float] = {}
+    """Sums of the answers' `usage`, by name."""
 
 
 class ProgressReceipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -173,6 +175,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     node: str
     attempts: int
     units: int
+    usage: dict[str, float] = {}
+    """Usage of all its attempts, by name, as far as it was measured."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -210,6 +214,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task: str | None = None
     trajectory: str | None = None
     """Trajectory in whose environment it acted."""
+    usage: dict[str, float] = {}
+    """Name -> amount used in all stages and attempts, as far as it was measured: `cpu_s`, `gpu_s` (seconds), `tokens`,
+    `money`, or a name of the kind's own. A stopped execution is not measured."""
 
 
 class Result(Answer, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,7 +17,7 @@ from services.cpu_manager.graders.verdicts import charged, lost, refused, verdic
 from services.cpu_manager.sandbox.harnesses.function import BEGUN
 from services.cpu_manager.sandbox.protocol import Limits, PythonJob
 from shared.messages.kinds import AnswerMatch
-from shared.messages.outcomes import Evidence
+from shared.policy.model.results import Evidence
 
 EXTRACT_S: Final = 5.0
 """Longest wall time of a pattern, in seconds. A sane one needs milliseconds for a response of a megabyte."""

@@ -33,7 +33,7 @@ from services.cpu_manager.graders.verdicts import (
 )
 from services.cpu_manager.sandbox.protocol import Exit, PythonJob
 from shared.messages.kinds import CodeAsserts
-from shared.messages.outcomes import Evidence
+from shared.policy.model.results import Evidence
 
 _INLINE_BYTES: Final = 16 << 10
 """Longer reports are judged in a thread; a MiB of small values takes about half a second."""

@@ -18,7 +18,7 @@ from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.verdicts import ERROR_CLASSES, LOST, TIMED_OUT, charged, lost, refused
 from services.cpu_manager.sandbox.protocol import Exit, names_a_file
 from shared.messages.kinds import CodeRun
-from shared.messages.outcomes import Evidence
+from shared.policy.model.results import Evidence
 
 SKIPPED_NAME: Final = "IGNORE_THIS_FILE"
 """SandboxFusion skips uploaded files whose name contains this; its data sets use it."""

@@ -32,7 +32,7 @@ from services.cpu_manager.graders.verdicts import (
 )
 from services.cpu_manager.sandbox.protocol import Exit, Limits
 from shared.messages.kinds import CodeStdio, StdioTest
-from shared.messages.outcomes import Evidence
+from shared.policy.model.results import Evidence
 
 TEST_TAIL_CHARS: Final = 400
 """Characters kept of the output of each failed test."""

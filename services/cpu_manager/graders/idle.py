@@ -6,7 +6,7 @@ import asyncio
 
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from shared.messages.kinds import Noop, Sleep
-from shared.messages.outcomes import Evidence
+from shared.policy.model.results import Evidence
 
 
 class NoopGrader:

@@ -13,7 +13,7 @@ from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.verdicts import charged, how_it_ended, refused, tail, verdict_of_end, wrong
 from services.cpu_manager.sandbox.protocol import Exit, Limits, PythonJob
 from shared.messages.kinds import MathVerify
-from shared.messages.outcomes import Evidence
+from shared.policy.model.results import Evidence
 
 MEMORY_BYTES: Final = 1 << 30
 """sympy needs 60 MB; the rest is for numbers such as 9^9^9^9, which reach this limit."""

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from services.cpu_manager.sandbox.protocol import Sandbox
-from shared.messages.outcomes import Evidence
+from shared.policy.model.results import Evidence
 
 P_contra = TypeVar("P_contra", bound=msgspec.Struct, contravariant=True)
 

@@ -26,7 +26,7 @@ from services.cpu_manager.graders.verdicts import ERROR_CLASSES, charged, how_it
 from services.cpu_manager.sandbox.harnesses.function import BEGUN
 from services.cpu_manager.sandbox.protocol import Exit, PythonJob
 from shared.messages.kinds import PythonFunction
-from shared.messages.outcomes import Evidence
+from shared.policy.model.results import Evidence
 
 
 class PythonFunctionGrader:

@@ -16,8 +16,8 @@ import msgspec
 from services.proxy.leader.interpreter import Discard, Forget, Interpreter
 from services.proxy.leader.nodes import NodeRegistry
 from services.proxy.leader.requests import expect_environments, to_end, to_granted, to_request, unschedulable
-from services.proxy.metrics import ACT, ANSWERED, QUEUEING
-from services.proxy.records.answering import compose, is_masked, reports
+from services.proxy.metrics import ACT, ANSWERED, QUEUEING, USED
+from services.proxy.records.answering import compose, is_masked, reports, usage_of
 from services.proxy.records.failures import MOST_REASON
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Answering, Granting
@@ -53,6 +53,7 @@ from shared.policy.model.formulation import (
     SetShare,
 )
 from shared.policy.model.reports import Ended, HeldGrant
+from shared.policy.model.results import AttemptResult
 from shared.runtime import log
 from shared.runtime.units import Epoch
 
@@ -68,10 +69,10 @@ class Unanswered:
     """Its journal entry."""
     submitted: ActionSubmitted
     index: int
-    finished: Finished | None = None
-    """Newest outcome with a verdict or a rejection."""
+    result: AttemptResult | None = None
+    """Newest result with a verdict or a rejection."""
     outcome: str = ""
-    """Stream id of that outcome, until a write has removed the entry."""
+    """Stream id of the outcome that has it, until a write has removed the entry."""
 
 
 class Leader:
@@ -181,8 +182,8 @@ class Leader:
                 self._do(self.dispatcher.finished(now, list(ends.values())))
                 ends = {}
             kept = self.unanswered.get(outcome.action)  # None: answered already, but this outcome frees its units
-            if kept is not None and outcome.status in ("ok", "timeout", "refused"):
-                kept.finished, kept.outcome = outcome, entry.id
+            if kept is not None and outcome.result.status in ("ok", "timeout", "refused"):
+                kept.result, kept.outcome = outcome.result, entry.id
             ends[outcome.action] = to_end(outcome)
         if ends:
             self._do(self.dispatcher.finished(now, list(ends.values())))
@@ -292,9 +293,10 @@ class Leader:
     def _answer(self, answer: AnswerAction) -> None:
         kept = self.unanswered.pop(answer.action)
         now, arrived_s = self._clock.unix(), int(kept.entry.partition("-")[0]) / 1000
-        body = compose(kept.submitted, kept.index, answer, kept.finished, arrived_s, now)
+        body = compose(kept.submitted, kept.index, answer, kept.result, arrived_s, now)
         ANSWERED.labels(answer.ended).inc()
         ACT.observe(now - arrived_s)
+        USED.add(usage_of(answer))
         submitted = kept.submitted
         self._observe_queueing(submitted, answer)
         unqueued_end_s = arrived_s + answer.execution_s + sum(act.execution_s for act in answer.acts)

@@ -137,15 +137,10 @@ def to_end(outcome: Finished) -> Ended:
         outcome.node,
         outcome.attempt,
         outcome.stage,
-        outcome.status,
-        outcome.passed,
+        outcome.result,
         outcome.queue_s,
         outcome.execution_s,
-        outcome.reason,
-        outcome.environment_exists,
         outcome.units,
-        outcome.retry_in_s,
-        outcome.environment_ended,
     )
 
 

@@ -121,4 +121,5 @@ async def _restore_actions(
 
 
 def _act(report: StageReport) -> StageAct:
-    return StageAct(report.name, report.queue_s, report.execution_s, report.node, report.attempts, report.units)
+    durations = (report.queue_s, report.execution_s)
+    return StageAct(report.name, *durations, report.node, report.attempts, report.units, report.usage)

@@ -8,8 +8,8 @@ import msgspec
 
 from shared.api.requests import Act, Answer, StageReport
 from shared.messages.actions import ActionSubmitted
-from shared.messages.outcomes import Finished
 from shared.policy.model.formulation import INFRASTRUCTURE_FAILURES, AnswerAction, StageAct
+from shared.policy.model.results import EMPTY, AttemptResult, Usage, added
 from shared.runtime.units import Seconds
 
 _encoder = msgspec.json.Encoder()
@@ -19,7 +19,7 @@ def compose(
     submitted: ActionSubmitted,
     index: int,
     answer: AnswerAction,
-    finished: Finished | None,
+    result: AttemptResult | None,
     arrived_s: Seconds,
     now: Seconds,
 ) -> bytes:
@@ -29,12 +29,12 @@ def compose(
         submitted: the request.
         index: its place in its batch; -1 outside one.
         answer: the dispatcher's decision.
-        finished: the outcome behind the decision; None if there is none.
+        result: of the attempt behind the decision; None if there is none.
         arrived_s: when the action entered the journal; Unix seconds, like `now`.
         now: time of this answer.
     """
     masked = is_masked(answer)
-    shown = None if masked else finished
+    shown = None if masked else result
     body = Answer(
         id=submitted.action,
         state="finished",
@@ -49,12 +49,13 @@ def compose(
         passed=shown.passed if shown else None,
         score=_score(submitted, answer, shown),
         reason=answer.reason,
-        output=msgspec.Raw(finished.output) if finished and finished.output != b"{}" else None,
+        output=msgspec.Raw(result.output) if result and result.output != EMPTY else None,
         act=_act(answer, max(0.0, now - arrived_s)),
         stages=reports(answer.acts),
-        cpu_s=finished.cpu_s if finished else 0.0,
-        peak_memory_bytes=finished.peak_memory_bytes if finished else 0,
-        evidence=(finished.evidence or None) if finished else None,
+        usage=dict(usage_of(answer)),
+        cpu_s=result.usage.get("cpu_s", 0.0) if result else 0.0,
+        peak_memory_bytes=result.peak_memory_bytes if result else 0,
+        evidence=(result.evidence or None) if result else None,
     )
     return _encoder.encode(body)
 
@@ -62,6 +63,16 @@ def compose(
 def is_masked(answer: AnswerAction) -> bool:
     """Return whether the answer makes no statement about the sample."""
     return answer.ended in INFRASTRUCTURE_FAILURES or answer.ended == "cancelled"
+
+
+def usage_of(answer: AnswerAction) -> Usage:
+    """Return the usage of all stages of an answered action."""
+    if len(answer.acts) == 1 and not answer.usage:
+        return answer.acts[0].usage
+    total = answer.usage
+    for act in answer.acts:
+        total = added(total, act.usage)
+    return total
 
 
 def reports(acts: Iterable[StageAct]) -> list[StageReport]:
@@ -74,6 +85,7 @@ def reports(acts: Iterable[StageAct]) -> list[StageReport]:
             node=act.node,
             attempts=act.attempts,
             units=act.units,
+            usage=dict(act.usage),
         )
         for act in acts
     ]
@@ -92,9 +104,9 @@ def _act(answer: AnswerAction, total_s: Seconds) -> Act:
     )
 
 
-def _score(submitted: ActionSubmitted, answer: AnswerAction, finished: Finished | None) -> float | None:
+def _score(submitted: ActionSubmitted, answer: AnswerAction, result: AttemptResult | None) -> float | None:
     if answer.ended != "timeout":
-        return finished.score if finished else None
+        return result.score if result else None
     met = answer.acts[-1].name if answer.acts else ""  # the stage that timed out
     own = next((stage.timeout_score for stage in submitted.stages if stage.name == met), None)
     return submitted.timeout_score if own is None else own

@@ -10,6 +10,7 @@ from services.proxy.records.failures import MOST_REASON, kinds, share
 from services.proxy.records.store import StoredBatch
 from shared.api.batches import BatchView, EnvironmentProgress, Spread, StageProgress
 from shared.api.requests import Act, StageReport
+from shared.policy.model.results import Usage, added
 
 
 class _Measured(msgspec.Struct, frozen=True):
@@ -21,6 +22,7 @@ class _Measured(msgspec.Struct, frozen=True):
     mask: bool = False
     ended: str = ""
     reason: str = ""
+    usage: dict[str, float] = {}
 
 
 _decoder = msgspec.json.Decoder(_Measured)
@@ -37,11 +39,13 @@ class Progress:
         self._masked: dict[str, tuple[int, str]] = {}
         self._ideal_s = 0.0
         self._actual_s = 0.0
+        self._usage: Usage = {}
 
     def add(self, answer: bytes) -> None:
         """Add one stored answer."""
         measured = _decoder.decode(answer)
         self._answered += 1
+        self._usage = added(self._usage, measured.usage)
         if measured.mask:
             count, _ = self._masked.get(measured.ended, (0, ""))
             self._masked[measured.ended] = count + 1, measured.reason[:MOST_REASON]
@@ -81,6 +85,7 @@ class Progress:
             masked=masked,
             masked_share=share(masked, self._answered),
             failures=kinds(self._masked, self._answered),
+            usage=dict(self._usage),
             environments=environments,
             opened_at=batch.opened_at,
             first_arrival_at=batch.first_at,

@@ -87,7 +87,7 @@ class ActionRegistry:
         queue_s, execution_s = action.spent(now, end)
         action.move("finished")
         self._remove(action.request)
-        return AnswerAction(action.request.id, ended, reason, tuple(action.acts), queue_s, execution_s)
+        return AnswerAction(action.request.id, ended, reason, tuple(action.acts), queue_s, execution_s, action.usage)
 
     def _remove(self, request: Request) -> None:
         del self.actions[request.id]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from shared.policy.elastic.scheduling import Scalable
 from shared.policy.model.formulation import TRANSITIONS, EndedAs, Request, StageAct, State, Work
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import Usage
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane
@@ -49,6 +50,8 @@ class ActionState:
     """Expected execution time, predicted when this stage was queued and again when it was granted."""
     expected_end_s: float = 0.0
     acts: list[StageAct] = field(default_factory=list)
+    usage: Usage = field(default_factory=dict)
+    """Usage of this stage's attempts, as far as their nodes have reported."""
     cancel_as: EndedAs = "cancelled"
     """End to answer with when the node confirms a revocation."""
     cancel_reason: str = ""
@@ -144,8 +147,10 @@ class ActionState:
     def scored(self, now: float, end: Ended) -> None:
         """Record the times of this stage, which has a verdict. Times of the next stage count from now."""
         queue_s, execution_s = self.spent(now, end)
-        act = StageAct(self.work.name, queue_s, execution_s, end.node, max(1, self.attempt), self.granted_units)
+        attempts = max(1, self.attempt)
+        act = StageAct(self.work.name, queue_s, execution_s, end.node, attempts, self.granted_units, self.usage)
         self.acts.append(act)
+        self.usage = {}
         self.queued_s, self.granted_s, self.started_s = now, 0.0, 0.0
 
     def undo_grant(self) -> None:

@@ -17,6 +17,7 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.model.formulation import Advance, Command, EndedAs, Revoke
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import added
 
 LEAST_POSTPONED_S, MOST_POSTPONED_S = 1.0, 600.0
 """Bounds of the delay that a node may ask for."""
@@ -48,20 +49,23 @@ class AttemptHandler:
         action = self.registry.actions.get(end.action)
         if action is None or end.stage != action.stage:
             return []
-        if end.is_verdict and end.units and not action.allocated:
+        if end.result.is_verdict and end.units and not action.allocated:
             action.units = end.units
         current = action.state != "queued" and end.attempt == action.attempt and end.node == action.node
         commands = self._apply_to_environment(now, action, end) if current else []
-        if not current and not end.is_verdict:
+        if not current and not end.result.is_verdict:
             return commands
+        action.usage = added(action.usage, end.result.usage)
         commands += self._remove(now, action, end, current=current)
-        return commands + (self._scored(now, action, end) if end.is_verdict else self._unscored(now, action, end))
+        return commands + (
+            self._scored(now, action, end) if end.result.is_verdict else self._unscored(now, action, end)
+        )
 
     def _apply_to_environment(self, now: float, action: ActionState, end: Ended) -> list[Command]:
         need = action.request.need
         if need is None:
             return []
-        if not end.environment_exists:
+        if not end.result.environment_exists:
             return self.environments.not_created(now, need, end)
         self.cluster.environments.created(need.trajectory, end.node)
         return []
@@ -83,9 +87,9 @@ class AttemptHandler:
         if not action.begins:  # else the time includes the creation of the environment
             self.cluster.durations.learn(action, end.execution_s)
         action.scored(now, end)
-        if action.is_last or end.status == "timeout" or end.passed is False:
-            ended: EndedAs = "timeout" if end.status == "timeout" else "ok"
-            return [self.registry.answer(now, action, ended, end.reason)]
+        if action.is_last or end.result.status == "timeout" or end.result.passed is False:
+            ended: EndedAs = "timeout" if end.result.status == "timeout" else "ok"
+            return [self.registry.answer(now, action, ended, end.result.reason)]
         if action.state == "cancelling":
             return [self.registry.answer_cancelled(now, action)]
         action.enter(action.stage + 1, attempt=0)
@@ -98,17 +102,17 @@ class AttemptHandler:
         answer, need = self.registry.answer, action.request.need
         if action.state == "cancelling":
             return [self.registry.answer_cancelled(now, action, end)]
-        if end.status == "cancelled":  # a former leader has asked for it
+        if end.result.status == "cancelled":  # a former leader has asked for it
             late = action.request.deadline_s <= now
-            return [answer(now, action, "expired" if late else "cancelled", end.reason, end)]
-        if end.status == "environment-lost" and need is not None:
-            lost = self.environments.end(now, need.trajectory, end.environment_ended, end.reason)
-            return [*lost, answer(now, action, "environment-lost", end.reason, end)]
-        if end.status == "refused":
-            return [answer(now, action, "refused", end.reason, end)]
-        if end.status == "postponed" and not end.environment_exists:
+            return [answer(now, action, "expired" if late else "cancelled", end.result.reason, end)]
+        if end.result.status == "environment-lost" and need is not None:
+            lost = self.environments.end(now, need.trajectory, end.result.environment_ended, end.result.reason)
+            return [*lost, answer(now, action, "environment-lost", end.result.reason, end)]
+        if end.result.status == "refused":
+            return [answer(now, action, "refused", end.result.reason, end)]
+        if end.result.status == "postponed" and not end.result.environment_exists:
             return self._postponed(now, action, end)
-        return self.lost(now, action, "sandbox-lost", end.reason, end)
+        return self.lost(now, action, "sandbox-lost", end.result.reason, end)
 
     def _postponed(self, now: float, action: ActionState, end: Ended) -> list[Command]:
         """Its environment cannot be created yet. That is no failed attempt, so only the deadline bounds the retries."""
@@ -116,9 +120,9 @@ class AttemptHandler:
             return [self.registry.answer(now, action, "environment-lost", reason, end)]
         action.move("queued")
         action.recalls += 1
-        action.postponed = end.reason
+        action.postponed = end.result.reason
         self.cluster.queues.enqueue(action)
-        until_s = now + min(max(end.retry_in_s, LEAST_POSTPONED_S), MOST_POSTPONED_S)
+        until_s = now + min(max(end.result.retry_in_s, LEAST_POSTPONED_S), MOST_POSTPONED_S)
         self.cluster.queues.postpone(action, until_s)
         return []
 
@@ -130,7 +134,7 @@ class AttemptHandler:
         """An attempt is lost and its units are free: retry, or answer with what is known."""
         if action.state == "cancelling":
             return [self.registry.answer_cancelled(now, action, end)]
-        attempts, begun = action.attempt - action.recalls, end is None or end.environment_exists
+        attempts, begun = action.attempt - action.recalls, end is None or end.result.environment_exists
         if (reason := self.cluster.trajectories.end_of(action.request.need)) is not None:
             return [self.registry.answer(now, action, "environment-lost", reason, end)]
         if not action.work.repeatable and begun:

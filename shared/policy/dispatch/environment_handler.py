@@ -67,13 +67,13 @@ class EnvironmentHandler:
         elsewhere.
         """
         trajectory, node = need.trajectory, self.cluster.nodes.present.get(end.node)
-        if node is not None and end.status == "lost" and need.image:
+        if node is not None and end.result.status == "lost" and need.image:
             node.images.creation_failed(need.image, now)
         placement = self.cluster.environments.placements.get(trajectory)
         if placement is None or placement.node != end.node or placement.closing:
             return []
         self.cluster.remove_environment(trajectory)
-        return [ForgetTrajectory(trajectory, "unmade", end.reason)]
+        return [ForgetTrajectory(trajectory, "unmade", end.result.reason)]
 
     def reconcile(
         self, now: float, node: Node, environments: Mapping[str, Mapping[str, int]], asked: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from shared.policy.model.elasticity import Elasticity
@@ -123,6 +123,8 @@ class StageAct:
     attempts: int
     units: int
     """Units of the pool's resource."""
+    usage: Mapping[str, float] = field(default_factory=dict)
+    """Usage of all its attempts, as far as their nodes have reported (`shared.policy.model.results.USAGE`)."""
 
 
 class Grant(NamedTuple):
@@ -171,6 +173,8 @@ class AnswerAction:
     """Queueing in a stage without a verdict."""
     execution_s: float = 0.0
     """Execution in a stage without a verdict, as far as known: an attempt was cut short."""
+    usage: Mapping[str, float] = field(default_factory=dict)
+    """Usage of a stage without a verdict, as far as known."""
 
 
 @dataclass(frozen=True, slots=True)

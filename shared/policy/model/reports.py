@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shared.policy.model.formulation import TrajectoryEnd
+from shared.policy.model.results import AttemptResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,28 +16,11 @@ class Ended:
     node: str
     attempt: int
     stage: int
-    status: str
-    """ok, timeout, lost, refused, cancelled, environment-lost, postponed."""
-    passed: bool | None = None
+    result: AttemptResult
     queue_s: float = 0.0
     execution_s: float = 0.0
-    reason: str = ""
-    environment_exists: bool = True
-    """False: the attempt failed to create its trajectory's environment, and nothing of the action was executed."""
     units: Mapping[str, int] = field(default_factory=dict)
     """Granted units. After a takeover, this report or the node's inventory is their only source."""
-
-    retry_in_s: float = 0.0
-    """Seconds before which a retry is useless, for a postponed attempt."""
-    environment_ended: TrajectoryEnd = "lost"
-    """End of the environment, for `environment-lost`."""
-
-    @property
-    def is_verdict(self) -> bool:
-        """The status is a statement about the sample. Every other status is an infrastructure failure or a
-        cancellation.
-        """
-        return self.status in ("ok", "timeout")
 
 
 @dataclass(frozen=True, slots=True)

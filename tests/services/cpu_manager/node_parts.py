@@ -22,7 +22,8 @@ from services.cpu_manager.sandbox.protocol import Exit, Job
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
 from shared.messages.kinds import Params as KindParams
-from shared.messages.outcomes import EnvironmentEnded, Evidence, Finished, Outcome
+from shared.messages.outcomes import EnvironmentEnded, Finished, Outcome
+from shared.policy.model.results import Evidence
 from shared.policy.resources.cores import Topology
 from shared.runtime.units import Seconds
 

@@ -32,9 +32,9 @@ async def test_a_grant_ends_with_its_verdict(parts: NodeParts) -> None:
     (outcome,) = await parts.settled()
     assert (outcome.action, outcome.attempt, outcome.stage, outcome.epoch) == ("a", 2, 1, 3)
     assert (outcome.node, outcome.incarnation) == ("n", "1")
-    assert (outcome.status, outcome.passed, outcome.score) == ("ok", False, 0.25)
-    assert (outcome.execution_s, outcome.cpu_s, outcome.peak_memory_bytes) == (2.5, 0.5, 9)
-    assert msgspec.json.decode(outcome.output) == {"number": 7, "cores": [0, 1]}
+    assert (outcome.result.status, outcome.result.passed, outcome.result.score) == ("ok", False, 0.25)
+    assert (outcome.execution_s, outcome.result.usage["cpu_s"], outcome.result.peak_memory_bytes) == (2.5, 0.5, 9)
+    assert msgspec.json.decode(outcome.result.output) == {"number": 7, "cores": [0, 1]}
 
 
 async def test_cores_are_exclusive_during_an_attempt_and_free_before_its_outcome(parts: NodeParts) -> None:
@@ -88,7 +88,7 @@ async def test_a_grant_that_does_not_fit_is_lost_at_once(parts: NodeParts) -> No
     parts.attempts.accept(grant(cores=5))
 
     (outcome,) = parts.finished()
-    assert (outcome.status, outcome.reason) == ("lost", "5 cores granted, the node has 4")
+    assert (outcome.result.status, outcome.result.reason) == ("lost", "5 cores granted, the node has 4")
     assert (len(parts.attempts), parts.cores.used) == (0, 0)
 
 
@@ -101,7 +101,7 @@ async def test_a_revoked_attempt_is_cancelled_and_its_cores_are_free(parts: Node
     await turns()
     parts.attempts.revoke("a", 1)
 
-    assert [one.status for one in await parts.settled()] == ["cancelled"]
+    assert [one.result.status for one in await parts.settled()] == ["cancelled"]
     assert parts.used_when_reported == [0]
 
 
@@ -109,7 +109,7 @@ async def test_an_attempt_revoked_before_its_first_step_releases_its_cores(parts
     parts.attempts.accept(grant(cores=4))
     parts.attempts.revoke("a", 1)
 
-    assert [one.status for one in await parts.settled()] == ["cancelled"]
+    assert [one.result.status for one in await parts.settled()] == ["cancelled"]
     assert (parts.grader.begun, parts.cores.used) == ([], 0)
 
 
@@ -118,7 +118,7 @@ async def test_revoking_an_unknown_attempt_changes_nothing(parts: NodeParts, act
     parts.attempts.accept(grant())
     parts.attempts.revoke(action, attempt)
 
-    assert [one.status for one in await parts.settled()] == ["ok"]
+    assert [one.result.status for one in await parts.settled()] == ["ok"]
 
 
 async def test_a_revocation_that_comes_too_late_leaves_the_verdict(parts: NodeParts) -> None:
@@ -126,7 +126,7 @@ async def test_a_revocation_that_comes_too_late_leaves_the_verdict(parts: NodePa
     await parts.settled()
     parts.attempts.revoke("a", 1)
 
-    assert [one.status for one in await parts.settled()] == ["ok"]
+    assert [one.result.status for one in await parts.settled()] == ["ok"]
 
 
 async def test_attempts_of_a_stopping_node_are_lost_and_not_cancelled(parts: NodeParts) -> None:
@@ -138,7 +138,9 @@ async def test_attempts_of_a_stopping_node_are_lost_and_not_cancelled(parts: Nod
     async with asyncio.timeout(20):
         await parts.attempts.stop()
 
-    assert [(one.status, one.reason) for one in parts.finished()] == [("lost", "the node is stopping")] * 2
+    assert [(one.result.status, one.result.reason) for one in parts.finished()] == [
+        ("lost", "the node is stopping")
+    ] * 2
     assert (len(parts.attempts), parts.cores.used) == (0, 0)
 
 
@@ -154,7 +156,7 @@ async def test_a_grant_received_during_shutdown_is_ignored(parts: NodeParts) -> 
     async with asyncio.timeout(20):
         await stopping
 
-    assert [(one.attempt, one.status) for one in parts.finished()] == [(1, "lost")]
+    assert [(one.attempt, one.result.status) for one in parts.finished()] == [(1, "lost")]
     assert (len(parts.attempts), parts.cores.used) == (0, 0)
 
 
@@ -208,8 +210,8 @@ async def test_an_exception_of_a_grader_is_our_failure_and_never_a_verdict(
     parts.attempts.accept(grant())
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.passed, outcome.score) == ("lost", None, None)
-    assert outcome.reason == f"the grader failed: {reason}"
+    assert (outcome.result.status, outcome.result.passed, outcome.result.score) == ("lost", None, None)
+    assert outcome.result.reason == f"the grader failed: {reason}"
     assert parts.cores.used == 0
 
 
@@ -218,7 +220,11 @@ async def test_an_output_that_cannot_be_encoded_is_refused_and_not_retried(parts
     parts.attempts.accept(grant())
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.score, outcome.reason) == ("refused", None, "the output is nested too deeply")
+    assert (outcome.result.status, outcome.result.score, outcome.result.reason) == (
+        "refused",
+        None,
+        "the output is nested too deeply",
+    )
 
 
 async def test_malformed_parameters_are_refused(parts: NodeParts) -> None:
@@ -228,15 +234,15 @@ async def test_malformed_parameters_are_refused(parts: NodeParts) -> None:
     parts.attempts.accept(grant("c", params=b"no json"))
 
     outcomes = {one.action: one for one in await parts.settled()}
-    assert {one.status for one in outcomes.values()} == {"refused"}
-    assert outcomes["a"].reason == "these two cannot go together"
-    assert "nummer" in outcomes["b"].reason
+    assert {one.result.status for one in outcomes.values()} == {"refused"}
+    assert outcomes["a"].result.reason == "these two cannot go together"
+    assert "nummer" in outcomes["b"].result.reason
 
 
 async def test_an_unknown_kind_is_refused(parts: NodeParts) -> None:
     parts.attempts.accept(grant(work="dance"))
 
-    assert [(one.status, one.reason) for one in await parts.settled()] == [
+    assert [(one.result.status, one.result.reason) for one in await parts.settled()] == [
         ("refused", "this node does not execute dance")
     ]
 
@@ -247,7 +253,7 @@ async def test_an_attempt_without_an_end_after_its_limit_is_our_failure() -> Non
     parts.attempts.accept(grant(timeout_s=0.01))
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.reason) == ("lost", "no end 0.02 s after its limit of 0.01 s")
+    assert (outcome.result.status, outcome.result.reason) == ("lost", "no end 0.02 s after its limit of 0.01 s")
     assert parts.cores.used == 0
 
 
@@ -257,8 +263,8 @@ async def test_a_large_output_is_cut_and_flagged() -> None:
     parts.attempts.accept(grant())
 
     (outcome,) = await parts.settled()
-    assert len(outcome.output) <= 100
-    assert msgspec.json.decode(outcome.output)["truncated"] is True
+    assert len(outcome.result.output) <= 100
+    assert msgspec.json.decode(outcome.result.output)["truncated"] is True
 
 
 # ---- accounts ------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ async def at(parts: NodeParts, now: float) -> list[tuple[str, str]]:
 def reported(parts: NodeParts) -> list[tuple[str, str]]:
     """(type, end) of all reported ends."""
     return [
-        (type(one).__name__, one.status if isinstance(one, Finished) else one.ended)
+        (type(one).__name__, one.result.status if isinstance(one, Finished) else one.ended)
         for one in parts.reports
         if isinstance(one, Finished | EnvironmentEnded)
     ]
@@ -62,8 +62,8 @@ async def test_it_ends_after_its_idle_time(parts: NodeParts) -> None:
     assert (environment.closed, parts.memory.used) == (True, 0)
     parts.attempts.accept(in_environment("c"))
     late = (await parts.settled())[-1]
-    assert (late.status, late.reason) == ("environment-lost", "it was idle for 10 s")
-    assert late.environment_ended == "expired"
+    assert (late.result.status, late.result.reason) == ("environment-lost", "it was idle for 10 s")
+    assert late.result.environment_ended == "expired"
 
 
 async def test_it_is_not_idle_during_an_action(parts: NodeParts) -> None:
@@ -73,7 +73,7 @@ async def test_it_is_not_idle_during_an_action(parts: NodeParts) -> None:
     await turns()
     assert await at(parts, START + 50.0) == []
     parts.runtime.go.set()
-    assert [one.status for one in await parts.settled()] == ["ok"]
+    assert [one.result.status for one in await parts.settled()] == ["ok"]
 
     assert await at(parts, START + 59.9) == []
     assert await at(parts, START + 60.0) == [("t", "expired")]
@@ -88,7 +88,7 @@ async def test_the_end_of_its_lifetime_ends_its_running_action(parts: NodeParts)
     assert await at(parts, START + 14.9) == []
     assert await at(parts, START + 15.0) == [("t", "expired")]
     assert reported(parts) == [("Finished", "environment-lost"), ("EnvironmentEnded", "expired")]
-    assert (parts.finished()[0].reason, parts.finished()[0].environment_ended) == (
+    assert (parts.finished()[0].result.reason, parts.finished()[0].result.environment_ended) == (
         "its lifetime of 15 s is over",
         "expired",
     )
@@ -133,7 +133,7 @@ async def test_closing_during_creation_leaves_nothing_and_is_reported(parts: Nod
     await turns()
 
     assert reported(parts) == [("Finished", "cancelled"), ("EnvironmentEnded", "closed")]
-    assert not parts.finished()[0].environment_exists
+    assert not parts.finished()[0].result.environment_exists
     assert (parts.runtime.made, parts.memory.used, len(parts.registry)) == ([], 0, 0)
 
 
@@ -162,7 +162,9 @@ async def test_it_ends_once(parts: NodeParts) -> None:
     environment.alive = False
     parts.registry.check()
     parts.attempts.accept(in_environment("late"))
-    assert [(one.status, one.reason) for one in await parts.settled()] == [("environment-lost", "it was idle for 10 s")]
+    assert [(one.result.status, one.result.reason) for one in await parts.settled()] == [
+        ("environment-lost", "it was idle for 10 s")
+    ]
 
     parts.runtime.may_close.set()
     await turns(10)
@@ -218,7 +220,7 @@ async def test_reasons_of_the_newest_ends_are_remembered(parts: NodeParts, monke
         parts.attempts.accept(in_environment(f"late in {trajectory}", trajectory))
 
     closed = "its trajectory was closed"
-    assert [one.reason for one in await parts.settled()] == [NONE_HERE.reason, closed, closed]
+    assert [one.result.reason for one in await parts.settled()] == [NONE_HERE.reason, closed, closed]
 
 
 # ---- stopping and coming back --------------------------------------------------------------------------------------
@@ -235,7 +237,9 @@ async def test_a_stopping_node_closes_all_environments(parts: NodeParts) -> None
     async with asyncio.timeout(20):
         await parts.attempts.stop()
 
-    outcomes = {one.action: (one.status, one.reason, one.environment_exists) for one in parts.finished()}
+    outcomes = {
+        one.action: (one.result.status, one.result.reason, one.result.environment_exists) for one in parts.finished()
+    }
     assert outcomes == {
         "b": ("environment-lost", "the node is stopping", True),
         "c": ("lost", "the node is stopping", False),
@@ -269,7 +273,7 @@ async def test_survivors_are_adopted_with_their_memory_and_their_age(parts: Node
 
     assert (parts.memory.used, [one.trajectory for one in parts.registry.held()]) == (600, ["old", "young"])
     parts.attempts.accept(in_environment("b", "old"))
-    assert [one.status for one in await parts.settled()] == ["ok"]
+    assert [one.result.status for one in await parts.settled()] == ["ok"]
     assert await at(parts, START + 20.0) == [("old", "expired")]
     assert await at(parts, START + 49.9) == [("old", "expired")]
     assert await at(parts, START + 50.0) == [("old", "expired"), ("young", "expired")]

@@ -123,7 +123,7 @@ async def test_a_grant_is_executed_and_its_outcome_published(post: NodeUnderTest
 
     (outcome,) = await post.outcomes(1)
     assert isinstance(outcome, Finished)
-    assert (outcome.action, outcome.attempt, outcome.status) == ("a", 2, "ok")
+    assert (outcome.action, outcome.attempt, outcome.result.status) == ("a", 2, "ok")
 
 
 async def test_grants_that_were_sent_before_it_read_are_not_lost(redis_url: str) -> None:

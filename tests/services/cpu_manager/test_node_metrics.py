@@ -8,7 +8,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.cpu_manager.metrics import observe
-from shared.messages.outcomes import RECALLED, ExecutionStatus, Finished, Outcome, Started
+from shared.messages.outcomes import RECALLED, Finished, Outcome, Started
+from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.services.cpu_manager.node_parts import NodeParts, in_environment, turns
 
 PREFIX = "treadle_cpu_manager_"
@@ -27,8 +28,7 @@ def finished(status: ExecutionStatus, reason: str = "") -> Finished:
         epoch=1,
         attempt=1,
         stage=0,
-        status=status,
-        reason=reason,
+        result=AttemptResult(status, reason=reason),
         execution_s=2.0,
     )
 

@@ -13,6 +13,7 @@ from services.cpu_manager.outbox import GATHER_MOST, MOST_AT_ONCE, Outbox
 from shared.bus import functions
 from shared.bus.connection import command, connect
 from shared.messages.outcomes import OUTCOMES, Finished, Outcome, Started
+from shared.policy.model.results import AttemptResult
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.soon import soon
 
@@ -125,7 +126,9 @@ async def test_it_is_ready_until_too_many_outcomes_wait(valkey: Redis) -> None:
 
 def verdicts(count: int) -> list[Finished]:
     return [
-        Finished(action=f"a{number}", node="n", incarnation="1", epoch=1, attempt=1, stage=0, status="ok")
+        Finished(
+            action=f"a{number}", node="n", incarnation="1", epoch=1, attempt=1, stage=0, result=AttemptResult("ok")
+        )
         for number in range(count)
     ]
 

@@ -30,7 +30,7 @@ async def test_grants_without_free_cores_wait_in_order(parts: NodeParts) -> None
     done = await parts.settled()
     assert [one.action for one in done] == ["a", "b", "c", "d"]
     assert [one.queue_s for one in done] == [0.0, 0.0, 1.5, 1.5]
-    assert [msgspec.json.decode(one.output)["cores"] for one in done] == [2, 2, 3, 1]
+    assert [msgspec.json.decode(one.result.output)["cores"] for one in done] == [2, 2, 3, 1]
 
 
 async def test_a_waiting_grant_starts_before_the_outcome_that_freed_its_cores_is_reported(parts: NodeParts) -> None:
@@ -71,10 +71,10 @@ async def test_a_waiting_grant_can_be_revoked(parts: NodeParts, recall: bool, st
     await turns()
     parts.attempts.revoke("b", 1, recall=recall)
     await turns()
-    assert [(one.action, one.status) for one in parts.finished()] == [("b", status)]
+    assert [(one.action, one.result.status) for one in parts.finished()] == [("b", status)]
     assert len(parts.grader.begun) == 2, "it is no longer before c"
     parts.grader.go.set()
-    assert [one.status for one in await parts.settled()] == [status, "ok", "ok"]
+    assert [one.result.status for one in await parts.settled()] == [status, "ok", "ok"]
 
 
 async def test_a_running_attempt_is_not_recalled(parts: NodeParts) -> None:
@@ -83,7 +83,7 @@ async def test_a_running_attempt_is_not_recalled(parts: NodeParts) -> None:
     await turns()
     parts.attempts.revoke("a", 1, recall=True)
     parts.grader.go.set()
-    assert [one.status for one in await parts.settled()] == ["ok"]
+    assert [one.result.status for one in await parts.settled()] == ["ok"]
 
 
 async def test_a_stopping_node_reports_waiting_grants_lost(parts: NodeParts) -> None:
@@ -92,5 +92,5 @@ async def test_a_stopping_node_reports_waiting_grants_lost(parts: NodeParts) -> 
     parts.attempts.accept(grant("b"))
     await turns()
     await parts.attempts.stop()
-    assert {one.action: one.status for one in parts.finished()} == {"a": "lost", "b": "lost"}
+    assert {one.action: one.result.status for one in parts.finished()} == {"a": "lost", "b": "lost"}
     assert len(parts.grader.begun) == 1

@@ -48,7 +48,7 @@ async def act(parts: NodeParts, action: str, line: str, **rest: Any) -> tuple[Fi
     """Outcome and output of a bash line in the trajectory's environment."""
     parts.attempts.accept(in_environment(action, line=line, **{"timeout_s": PATIENCE_S, **rest}))
     outcome = (await parts.settled())[-1]
-    return outcome, msgspec.json.decode(outcome.output).get("output")
+    return outcome, msgspec.json.decode(outcome.result.output).get("output")
 
 
 async def test_an_environment_lasts_from_one_action_to_the_next_until_it_is_closed(parts: NodeParts) -> None:
@@ -56,12 +56,16 @@ async def test_an_environment_lasts_from_one_action_to_the_next_until_it_is_clos
     second, output = await act(parts, "b", 'echo "$seen in $(basename $PWD): $(cat file)"')
     third, _ = await act(parts, "c", "exit 3")
 
-    assert [(one.status, one.passed) for one in (first, second, third)] == [("ok", True), ("ok", True), ("ok", False)]
+    assert [(one.result.status, one.result.passed) for one in (first, second, third)] == [
+        ("ok", True),
+        ("ok", True),
+        ("ok", False),
+    ]
     assert output == "1 in d: kept\n"
     parts.attempts.close_environment("t")
     await parts.registry.closed(PATIENCE_S)
     assert (parts.ended(), parts.memory.used) == ([("t", "closed")], 0)
-    assert (await act(parts, "late", "true"))[0].status == "environment-lost"
+    assert (await act(parts, "late", "true"))[0].result.status == "environment-lost"
 
 
 async def test_an_action_at_its_limit_or_cancelled_keeps_the_environment(parts: NodeParts) -> None:
@@ -73,8 +77,8 @@ async def test_an_action_at_its_limit_or_cancelled_keeps_the_environment(parts: 
     cancelled = (await parts.settled())[-1]
     after, output = await act(parts, "d", "cat file")
 
-    assert (slow.status, cancelled.status) == ("timeout", "cancelled")
-    assert (after.status, output, parts.ended()) == ("ok", "kept\n", [])
+    assert (slow.result.status, cancelled.result.status) == ("timeout", "cancelled")
+    assert (after.result.status, output, parts.ended()) == ("ok", "kept\n", [])
 
 
 async def test_a_file_above_the_output_limit_is_not_sent_in_part(parts: NodeParts) -> None:
@@ -84,10 +88,10 @@ async def test_a_file_above_the_output_limit_is_not_sent_in_part(parts: NodePart
         parts.attempts.accept(in_environment(path, work="env.read", params=params, timeout_s=PATIENCE_S))
     _, small, large = await parts.settled()
 
-    assert (small.passed, msgspec.json.decode(small.output)["content"]) == (True, "small\n")
-    assert (large.status, large.passed) == ("ok", False)
-    assert list(msgspec.json.decode(large.output)) == ["error"]
-    assert "4096" in large.reason
+    assert (small.result.passed, msgspec.json.decode(small.result.output)["content"]) == (True, "small\n")
+    assert (large.result.status, large.result.passed) == ("ok", False)
+    assert list(msgspec.json.decode(large.result.output)) == ["error"]
+    assert "4096" in large.result.reason
 
 
 async def test_a_failed_set_up_is_the_trainers_error(parts: NodeParts) -> None:
@@ -97,8 +101,8 @@ async def test_a_failed_set_up_is_the_trainers_error(parts: NodeParts) -> None:
     parts.attempts.accept(msgspec.structs.replace(grant, environment=broken))
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.environment_exists) == ("refused", False)
-    assert "no luck" in outcome.reason
+    assert (outcome.result.status, outcome.result.environment_exists) == ("refused", False)
+    assert "no luck" in outcome.result.reason
     assert (parts.ended(), parts.memory.used) == ([], 0)
 
 
@@ -116,7 +120,7 @@ async def test_closing_and_stopping_end_actions_and_environments(parts: NodePart
     async with asyncio.timeout(PATIENCE_S):
         await parts.attempts.stop()
 
-    statuses = {one.action: one.status for one in parts.finished()}
+    statuses = {one.action: one.result.status for one in parts.finished()}
     assert (statuses["c"], statuses["d"]) == ("cancelled", "environment-lost")
     assert sorted(parts.ended()) == [("another", "lost"), ("t", "closed")]
     assert (parts.memory.used, parts.cores.used) == (0, 0)

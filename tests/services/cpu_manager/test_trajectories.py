@@ -13,6 +13,7 @@ from services.cpu_manager.managed_environments import NONE_HERE
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import EnvBash
 from shared.messages.outcomes import EnvironmentHeld, Finished
+from shared.policy.model.results import AttemptResult
 from tests.services.cpu_manager.node_parts import NodeParts, grant, in_environment, turns
 
 
@@ -24,7 +25,7 @@ async def parts() -> NodeParts:
 async def begun(parts: NodeParts, trajectory: str = "t") -> None:
     """Run the trajectory's first action."""
     parts.attempts.accept(in_environment(f"first of {trajectory}", trajectory, begins=True))
-    assert (await parts.settled())[-1].status == "ok"
+    assert (await parts.settled())[-1].result.status == "ok"
     parts.reports.clear()
 
 
@@ -32,8 +33,13 @@ async def test_the_first_action_creates_the_environment_and_acts_in_it(parts: No
     parts.attempts.accept(in_environment("a", cores=2, begins=True, line="echo {dop}", timeout_s=7.0))
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.passed, outcome.score, outcome.environment_exists) == ("ok", True, None, True)
-    assert msgspec.json.decode(outcome.output) == {"exit_code": 0}
+    assert (outcome.result.status, outcome.result.passed, outcome.result.score, outcome.result.environment_exists) == (
+        "ok",
+        True,
+        None,
+        True,
+    )
+    assert msgspec.json.decode(outcome.result.output) == {"exit_code": 0}
     (environment,) = parts.runtime.made
     reported = with_dop(EnvBash(line="echo {dop}"), 2)
     assert environment.acts == [("env.bash", reported, frozenset({0, 1}), 7.0)]
@@ -74,7 +80,11 @@ async def test_a_failed_creation_is_reported_only_by_its_outcome(
 
     (outcome,) = await parts.settled()
     await turns()
-    assert (outcome.status, outcome.reason, outcome.environment_exists) == (status, str(fails), False)
+    assert (outcome.result.status, outcome.result.reason, outcome.result.environment_exists) == (
+        status,
+        str(fails),
+        False,
+    )
     assert (parts.ended(), parts.registry.held(), parts.memory.used) == ([], [], 0)
 
 
@@ -85,7 +95,10 @@ async def test_after_a_failed_creation_the_next_one_may_succeed(parts: NodeParts
     parts.runtime.fails = None
     parts.attempts.accept(in_environment("a", attempt=2, begins=True))
 
-    assert [(one.status, one.environment_exists) for one in await parts.settled()] == [("lost", False), ("ok", True)]
+    assert [(one.result.status, one.result.environment_exists) for one in await parts.settled()] == [
+        ("lost", False),
+        ("ok", True),
+    ]
 
 
 async def test_an_exception_of_a_runtime_is_our_failure(parts: NodeParts) -> None:
@@ -93,8 +106,8 @@ async def test_an_exception_of_a_runtime_is_our_failure(parts: NodeParts) -> Non
     parts.attempts.accept(in_environment(begins=True))
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.environment_exists) == ("lost", False)
-    assert outcome.reason == "creating the environment failed: KeyError"
+    assert (outcome.result.status, outcome.result.environment_exists) == ("lost", False)
+    assert outcome.result.reason == "creating the environment failed: KeyError"
 
 
 async def test_an_image_without_a_runtime_here_is_refused(parts: NodeParts) -> None:
@@ -102,8 +115,8 @@ async def test_an_image_without_a_runtime_here_is_refused(parts: NodeParts) -> N
     parts.attempts.accept(grant(work="env.bash", params=b'{"line":"ls"}', trajectory="t", environment=wanted))
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.environment_exists) == ("refused", False)
-    assert outcome.reason == "this node has no docker runtime, which image 'debian:12' asks for"
+    assert (outcome.result.status, outcome.result.environment_exists) == ("refused", False)
+    assert outcome.result.reason == "this node has no docker runtime, which image 'debian:12' asks for"
 
 
 async def test_an_attempt_cancelled_during_creation_leaves_no_environment(parts: NodeParts) -> None:
@@ -113,7 +126,7 @@ async def test_an_attempt_cancelled_during_creation_leaves_no_environment(parts:
     parts.attempts.revoke("a", 1)
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.environment_exists) == ("cancelled", False)
+    assert (outcome.result.status, outcome.result.environment_exists) == ("cancelled", False)
     assert (parts.runtime.making, parts.runtime.made, parts.memory.used, parts.ended()) == (0, [], 0, [])
 
 
@@ -121,7 +134,9 @@ async def test_an_attempt_cancelled_before_its_first_step_leaves_no_environment(
     parts.attempts.accept(in_environment(begins=True))
     parts.attempts.revoke("a", 1)
 
-    assert [(one.status, one.environment_exists) for one in await parts.settled()] == [("cancelled", False)]
+    assert [(one.result.status, one.result.environment_exists) for one in await parts.settled()] == [
+        ("cancelled", False)
+    ]
     assert (parts.runtime.made, parts.memory.used, parts.cores.used) == ([], 0, 0)
 
 
@@ -129,8 +144,8 @@ async def test_without_an_environment_and_its_specification_it_is_lost(parts: No
     parts.attempts.accept(in_environment())
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.reason) == ("environment-lost", NONE_HERE.reason)
-    assert outcome.environment_exists, "this attempt was not to create one"
+    assert (outcome.result.status, outcome.result.reason) == ("environment-lost", NONE_HERE.reason)
+    assert outcome.result.environment_exists, "this attempt was not to create one"
 
 
 # ---- how actions end -----------------------------------------------------------------------------------------------
@@ -151,10 +166,15 @@ async def test_an_action_ends_as_its_environment_reports(parts: NodeParts, end: 
     parts.attempts.accept(in_environment("b"))
 
     (outcome,) = await parts.settled()
-    reported = (outcome.passed, outcome.reason, outcome.cpu_s, outcome.peak_memory_bytes)
-    assert outcome.status == status
+    reported = (
+        outcome.result.passed,
+        outcome.result.reason,
+        outcome.result.usage["cpu_s"],
+        outcome.result.peak_memory_bytes,
+    )
+    assert outcome.result.status == status
     assert reported == (end.passed, end.reason, end.cpu_s, end.peak_memory_bytes)
-    assert msgspec.json.decode(outcome.output) == end.output
+    assert msgspec.json.decode(outcome.result.output) == end.output
     assert (len(parts.registry.held()), parts.ended()) == (1, [])
 
 
@@ -166,7 +186,7 @@ async def test_a_cancelled_action_is_cleaned_up_and_its_environment_stays(parts:
     parts.attempts.revoke("b", 1)
     parts.attempts.revoke("b", 1)  # repeated: it does not disturb the cleanup
 
-    assert [one.status for one in await parts.settled()] == ["cancelled"]
+    assert [one.result.status for one in await parts.settled()] == ["cancelled"]
     assert (parts.runtime.made[0].cleaned, len(parts.registry.held()), parts.cores.used) == (1, 1, 0)
 
 
@@ -186,7 +206,7 @@ async def test_an_environment_that_died_in_an_action_is_reported_after_its_outco
     assert (parts.ended(), parts.memory.used, parts.runtime.made[0].closed) == ([("t", "lost")], 0, True)
     parts.attempts.accept(in_environment("c"))
     late = (await parts.settled())[-1]
-    assert (late.status, late.reason) == ("environment-lost", "its container was killed")
+    assert (late.result.status, late.result.reason) == ("environment-lost", "its container was killed")
 
 
 async def test_an_exception_in_an_action_is_our_failure(parts: NodeParts) -> None:
@@ -198,7 +218,9 @@ async def test_an_exception_in_an_action_is_our_failure(parts: NodeParts) -> Non
     parts.runtime.act = crash
     parts.attempts.accept(in_environment("b"))
 
-    assert [(one.status, one.reason) for one in await parts.settled()] == [("lost", "the action failed: KeyError")]
+    assert [(one.result.status, one.result.reason) for one in await parts.settled()] == [
+        ("lost", "the action failed: KeyError")
+    ]
 
 
 async def test_an_action_without_an_end_is_our_failure() -> None:
@@ -208,14 +230,14 @@ async def test_an_action_without_an_end_is_our_failure() -> None:
     parts.attempts.accept(in_environment("b", timeout_s=0.01))
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.reason) == ("lost", "no end 0.02 s after its limit of 0.01 s")
+    assert (outcome.result.status, outcome.result.reason) == ("lost", "no end 0.02 s after its limit of 0.01 s")
 
 
 @pytest.mark.parametrize(("work", "params"), [("work", b"{}"), ("env.bash", b'{"lime":"ls"}'), ("env.read", b"no")])
 async def test_malformed_actions_are_refused_before_creation(parts: NodeParts, work: str, params: bytes) -> None:
     parts.attempts.accept(in_environment(work=work, params=params, begins=True))
 
-    assert [(one.status, one.environment_exists) for one in await parts.settled()] == [("refused", False)]
+    assert [(one.result.status, one.result.environment_exists) for one in await parts.settled()] == [("refused", False)]
     assert parts.runtime.made == []
 
 
@@ -229,7 +251,7 @@ async def test_output_of_a_command_is_truncated_and_flagged() -> None:
     parts.attempts.accept(in_environment("b"))
 
     (outcome,) = await parts.settled()
-    assert (outcome.passed, msgspec.json.decode(outcome.output)["truncated"]) == (True, True)
+    assert (outcome.result.passed, msgspec.json.decode(outcome.result.output)["truncated"]) == (True, True)
 
 
 @pytest.mark.parametrize("work", ["env.read", "env.download", "env.list"])
@@ -244,10 +266,10 @@ async def test_a_fetched_file_is_whole_or_absent(work: str) -> None:
     parts.attempts.accept(in_environment("too large", work=work, params=params))
 
     fits, too_large = await parts.settled()
-    assert (fits.passed, msgspec.json.decode(fits.output)) == (True, {"content": "x" * 86})
+    assert (fits.result.passed, msgspec.json.decode(fits.result.output)) == (True, {"content": "x" * 86})
     output = "101 bytes of result; this node sends 100 at most"
-    assert (too_large.status, too_large.passed, too_large.reason) == ("ok", False, output)
-    assert msgspec.json.decode(too_large.output) == {"error": output}
+    assert (too_large.result.status, too_large.result.passed, too_large.result.reason) == ("ok", False, output)
+    assert msgspec.json.decode(too_large.result.output) == {"error": output}
 
 
 async def test_a_file_that_is_too_large_is_a_result(parts: NodeParts) -> None:
@@ -256,8 +278,12 @@ async def test_a_file_that_is_too_large_is_a_result(parts: NodeParts) -> None:
     parts.attempts.accept(in_environment("b", work="env.read", params=b'{"path":"f"}'))
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.passed, outcome.reason) == ("ok", False, "f is larger than 1000 bytes")
-    assert msgspec.json.decode(outcome.output) == {"error": "f is larger than 1000 bytes"}
+    assert (outcome.result.status, outcome.result.passed, outcome.result.reason) == (
+        "ok",
+        False,
+        "f is larger than 1000 bytes",
+    )
+    assert msgspec.json.decode(outcome.result.output) == {"error": "f is larger than 1000 bytes"}
 
 
 # ---- beside other work ---------------------------------------------------------------------------------------------
@@ -284,7 +310,7 @@ async def test_it_waits_for_cores_if_none_are_free(parts: NodeParts) -> None:
     assert parts.attempts.environments() == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})]
 
     parts.grader.go.set()
-    assert [one.status for one in await parts.settled()] == ["ok", "ok"]
+    assert [one.result.status for one in await parts.settled()] == ["ok", "ok"]
 
 
 async def test_two_actions_in_one_environment_take_turns(parts: NodeParts) -> None:
@@ -296,7 +322,7 @@ async def test_two_actions_in_one_environment_take_turns(parts: NodeParts) -> No
     assert len(parts.runtime.made[0].acts) == 2
 
     parts.runtime.go.set()
-    assert [one.status for one in await parts.settled()] == ["ok", "ok"]
+    assert [one.result.status for one in await parts.settled()] == ["ok", "ok"]
 
 
 async def test_memory_is_held_from_creation_until_closing(parts: NodeParts) -> None:
@@ -324,8 +350,8 @@ async def test_memory_is_not_overcommitted() -> None:
     parts.attempts.accept(in_environment("b", "another", begins=True))
 
     (outcome,) = await parts.settled()
-    assert (outcome.status, outcome.environment_exists) == ("lost", False)
-    assert outcome.reason == "100 of the 150 MB for environments are not free"
+    assert (outcome.result.status, outcome.result.environment_exists) == ("lost", False)
+    assert outcome.result.reason == "100 of the 150 MB for environments are not free"
     assert parts.memory.used == 100
 
 
@@ -340,9 +366,7 @@ async def test_outcomes_of_other_kinds_have_no_environment_fields(parts: NodePar
             epoch=1,
             attempt=1,
             stage=0,
-            status="ok",
-            passed=True,
-            score=1.0,
+            result=AttemptResult("ok", True, 1.0, usage={"cpu_s": 0.0}),
             units={"cores": 1},
         )
     ]

@@ -26,6 +26,7 @@ from shared.messages.grants import EnvironmentClosed, Granted, InventoryRequeste
 from shared.messages.kinds import ENVIRONMENT_KINDS
 from shared.messages.nodes import NODES, Heartbeat, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, EnvironmentHeld, Finished, GrantHeld, InventoryTaken
+from shared.policy.model.results import AttemptResult
 
 Play = Callable[[Granted, dict[str, Any]], dict[str, Any] | None]
 """Result of an action: fields of its `Finished`. None: it runs until it is revoked or ended by the test."""
@@ -81,7 +82,7 @@ class SimulatedNode:
         output = msgspec.json.encode(rest.pop("output", {}))
         finished = Finished(
             action=action, node="n", incarnation="1", epoch=grant.epoch, attempt=grant.attempt, stage=grant.stage,
-            output=output, **rest,
+            result=AttemptResult(output=output, **rest),
         )  # fmt: skip
         await self._publish(OUTCOMES, finished)
 

@@ -21,6 +21,7 @@ from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS
 from shared.messages.nodes import NODES, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, EnvironmentHeld, Finished, GrantHeld, InventoryTaken
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.model.results import AttemptResult
 from shared.runtime.units import Epoch, Seconds
 
 EPOCH: Epoch = 7
@@ -145,7 +146,10 @@ def held(action: str, *, attempt: int = 1, stage: int = 0) -> GrantHeld:
 def outcome(action: str, *, node: str = "n", attempt: int = 1, stage: int = 0, **rest: Any) -> Finished:
     """An outcome; a verdict unless `rest` changes that."""
     fields = {"status": "ok", "passed": True, "score": 1.0, "execution_s": 0.5, **rest}
-    return Finished(action=action, node=node, incarnation="1", epoch=EPOCH, attempt=attempt, stage=stage, **fields)
+    result = AttemptResult(**{name: fields.pop(name) for name in AttemptResult.__struct_fields__ if name in fields})
+    return Finished(
+        action=action, node=node, incarnation="1", epoch=EPOCH, attempt=attempt, stage=stage, result=result, **fields
+    )
 
 
 _numbers = itertools.count(1)

@@ -21,6 +21,7 @@ from shared.bus.functions import (
 from shared.bus.trajectories import open_trajectory
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import ANSWERED, OUTCOMES, Answered, Finished
+from shared.policy.model.results import AttemptResult
 from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal
 
 
@@ -80,7 +81,9 @@ async def test_an_answer_drops_the_marks_of_its_grants(journal: Journal) -> None
 
 async def reported(journal: Journal, action: str) -> str:
     """An outcome in its stream; its entry."""
-    outcome = Finished(action=action, node="n", incarnation="1", epoch=1, attempt=1, stage=0, status="ok")
+    outcome = Finished(
+        action=action, node="n", incarnation="1", epoch=1, attempt=1, stage=0, result=AttemptResult("ok")
+    )
     entry: bytes = await command(journal.redis, "XADD", OUTCOMES.name, "*", "m", OUTCOMES.encode(outcome))
     return entry.decode()
 

@@ -82,7 +82,7 @@ async def test_reports_of_nodes_keep_their_ids_and_get_the_new_names(older: Redi
     assert (NODES.decode(hello), NODES.decode(bye)) == (met, Bye(node="n", incarnation="1"))
     finished, created, images = await messages(older, OUTCOMES)
     assert isinstance(finished, Finished)
-    assert (finished.action, finished.environment_exists) == ("a", False)
+    assert (finished.action, finished.result.environment_exists) == ("a", False)
     assert created == EnvironmentCreated(node="n", incarnation="1", trajectory="t")
     assert images == ImagesChanged(node="n", incarnation="1", added=["a:1"], removed=["b:1"])
 
@@ -120,27 +120,27 @@ async def test_a_damaged_entry_is_kept_as_it_is(older: Redis, topic: Topic[Any],
 
 
 class Publisher:
-    """Publishes a message in the middle of each rewrite: when its first entry is renamed."""
+    """Publishes a message in the middle of each rewrite: when its first entry is changed."""
 
     def __init__(self, redis_url: str, *, times: int) -> None:
         self.published: list[bytes] = []
         self._left = times
         self._url = redis_url
-        self._rename = renames._renamed
+        self._change = renames._changed
 
-    def renamed(self, fields: list[bytes]) -> list[bytes] | None:
+    def changed(self, fields: list[bytes], change: renames.Change) -> list[bytes] | None:
         if self._left:
             self._left -= 1
             with blocking.Redis.from_url(self._url) as redis:
                 self.published.append(redis.xadd(OUTCOMES.name, {"m": msgspec.msgpack.encode(MADE)}))
-        return self._rename(fields)
+        return self._change(fields, change)
 
 
 async def test_an_outcome_published_during_the_rewrite_is_renamed_too(
     older: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = Publisher(redis_url, times=1)
-    monkeypatch.setattr(renames, "_renamed", publisher.renamed)
+    monkeypatch.setattr(renames, "_changed", publisher.changed)
     first = await add(older, OUTCOMES, FINISHED)
     await upgrade(older)
     assert [entry for entry, _ in await entries(older, OUTCOMES)] == [first, *publisher.published]
@@ -153,7 +153,7 @@ async def test_a_stream_that_always_changes_stops_the_upgrade_and_no_entry_is_lo
     older: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = Publisher(redis_url, times=1000)
-    monkeypatch.setattr(renames, "_renamed", publisher.renamed)
+    monkeypatch.setattr(renames, "_changed", publisher.changed)
     first = await add(older, OUTCOMES, FINISHED)
     planned = await plan_upgrade(older)
     with pytest.raises(Unavailable, match=r"'outcomes' changes during the upgrade.*Stop every service"):

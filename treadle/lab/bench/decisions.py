@@ -16,6 +16,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Command, Grant, Request, Work
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.figures import BenchFigure, at_most, figure
@@ -82,7 +83,7 @@ class DispatcherLoad:
                 break
             grant, state = self.running.pop(action), held[action]
             cores -= grant.units["cores"]
-            ends.append(Ended(action, node, grant.attempt, 0, "ok", True, 0.0, state.expected_s))
+            ends.append(Ended(action, node, grant.attempt, 0, AttemptResult("ok", True), execution_s=state.expected_s))
         return ends
 
     def decide(self, ends: list[Ended]) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 
 from services.proxy.leader.leader import Leader
@@ -116,6 +117,19 @@ def test_a_verdict_becomes_the_answer_of_its_journal_entry(driver: LeaderDriver)
     assert (read["ended"], read["score"], read["index"], read["output"]) == ("ok", 0.5, 3, {"x": 1})
     assert (read["arrived_at"], read["act"]["total_s"], read["act"]["execution_s"]) == (START, 2.0, 0.5)
     assert driver.leader.unanswered == {}
+
+
+def test_usage_reaches_the_answer_and_the_metrics_by_documented_names(driver: LeaderDriver) -> None:
+    names = ("cpu_s", "gpu_s", "tokens", "money", "other")
+    before = [REGISTRY.get_sample_value("treadle_proxy_usage_total", {"name": name}) or 0.0 for name in names]
+    driver.take(journalled(submitted("a")))
+    usage = {"cpu_s": 1.5, "tokens": 7.0, "disk_gb": 2.0}
+
+    (answer,) = driver.take(from_node(outcome("a", usage=usage)))
+
+    assert (body(answer)["usage"], body(answer)["stages"][0]["usage"]) == (usage, usage)
+    after = [REGISTRY.get_sample_value("treadle_proxy_usage_total", {"name": name}) or 0.0 for name in names]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [1.5, 0.0, 7.0, 0.0, 2.0]
 
 
 def test_a_repeated_outcome_answers_once(driver: LeaderDriver) -> None:

@@ -111,5 +111,5 @@ def test_the_grant_that_begins_an_environment_describes_it() -> None:
 
 
 def test_an_end_reports_whether_the_environment_exists() -> None:
-    assert to_end(outcome("a")).environment_exists
-    assert not to_end(outcome("a", status="lost", environment_exists=False)).environment_exists
+    assert to_end(outcome("a")).result.environment_exists
+    assert not to_end(outcome("a", status="lost", environment_exists=False)).result.environment_exists

@@ -150,18 +150,19 @@ async def test_an_unread_outcome_answers_at_once(store: StoreOfFormerLeader) -> 
 
 async def test_a_request_continues_in_its_stage_with_its_measurements(store: StoreOfFormerLeader) -> None:
     await store.submit(submitted("a", stage("compile"), stage("run")))
-    carried = msgspec.json.encode(reports([StageAct("compile", 0.5, 1.25, "m", 2, 1)]))
+    carried = msgspec.json.encode(reports([StageAct("compile", 0.5, 1.25, "m", 2, 1, {"cpu_s": 2.0})]))
     await functions.advance_stages(store.redis, store.journal.epoch, [Advancing("a", 1, carried)])
     await store.publish(NODES, hello())
     await store.taken_over()
 
     assert [(one.stage, one.attempt) for one in granted(store.read(inventory()))] == [(1, 1)]
-    (answer,) = answers(store.read(outcome("a", stage=1)))
+    (answer,) = answers(store.read(outcome("a", stage=1, usage={"cpu_s": 0.5, "tokens": 3.0})))
     assert [(one["name"], one["node"], one["attempts"]) for one in body(answer)["stages"]] == [
         ("compile", "m", 2),
         ("run", "n", 1),
     ]
     assert body(answer)["act"]["execution_s"] == pytest.approx(1.75)
+    assert body(answer)["usage"] == {"cpu_s": 2.5, "tokens": 3.0}
 
 
 async def test_the_outcome_of_a_stage_that_is_over_is_not_counted_again(store: StoreOfFormerLeader) -> None:

@@ -12,21 +12,24 @@ from hypothesis import strategies as st
 from services.proxy.records.answering import compose, reports
 from shared.api.requests import Act, Answer
 from shared.messages.actions import ActionSubmitted
-from shared.messages.outcomes import Finished
 from shared.policy.model.formulation import AnswerAction, EndedAs, StageAct
-from tests.services.proxy.mesh import outcome, stage
+from shared.policy.model.results import AttemptResult
+from tests.services.proxy.mesh import stage
 
 SUBMITTED = ActionSubmitted(
     action="a", tenant="ada", task="t", batch="b", request="r1", stages=(), budget_s=60.0, timeout_score=-1.0
 )
-OK = outcome("a", passed=True, score=0.75, output=b'{"x":1}', cpu_s=0.5, peak_memory_bytes=7)
-ACTS = (StageAct("compile", 0.5, 1.0, "n", 1, 2), StageAct("run", 0.25, 3.0, "m", 2, 1))
+OK = AttemptResult("ok", True, 0.75, output=b'{"x":1}', usage={"cpu_s": 0.5}, peak_memory_bytes=7)
+ACTS = (
+    StageAct("compile", 0.5, 1.0, "n", 1, 2, {"cpu_s": 2.0, "tokens": 10.0}),
+    StageAct("run", 0.25, 3.0, "m", 2, 1, {"cpu_s": 0.75, "money": 0.5}),
+)
 
 VERDICTS = {"ok", "timeout"}
 
 
 def composed(
-    ended: EndedAs, finished: Finished | None = OK, *, acts: tuple[StageAct, ...] = ACTS, index: int = 4
+    ended: EndedAs, finished: AttemptResult | None = OK, *, acts: tuple[StageAct, ...] = ACTS, index: int = 4
 ) -> Answer:
     """The answer without its output, which only a dict can be read into."""
     read = document(ended, finished, acts=acts, index=index)
@@ -34,7 +37,7 @@ def composed(
 
 
 def document(
-    ended: EndedAs, finished: Finished | None = OK, *, acts: tuple[StageAct, ...] = ACTS, index: int = 4
+    ended: EndedAs, finished: AttemptResult | None = OK, *, acts: tuple[StageAct, ...] = ACTS, index: int = 4
 ) -> dict[str, Any]:
     body = compose(SUBMITTED, index, AnswerAction("a", ended, "why", acts), finished, 100.0, 105.0)
     return msgspec.json.decode(body, type=dict[str, Any])
@@ -57,7 +60,7 @@ def test_a_verdict_carries_its_score_and_everything_that_was_measured() -> None:
 
 @pytest.mark.parametrize("ended", sorted(set(get_args(EndedAs)) - VERDICTS))
 @pytest.mark.parametrize("finished", [OK, None], ids=["after a verdict", "without one"])
-def test_ends_without_a_verdict_are_masked_and_never_scored(ended: EndedAs, finished: Finished | None) -> None:
+def test_ends_without_a_verdict_are_masked_and_never_scored(ended: EndedAs, finished: AttemptResult | None) -> None:
     answer = composed(ended, finished)
 
     assert (answer.ended, answer.mask, answer.passed, answer.score) == (ended, True, None, None)
@@ -69,7 +72,7 @@ def test_a_verdict_is_never_masked(ended: EndedAs) -> None:
 
 
 def test_a_timeout_has_the_score_the_task_names_for_it() -> None:
-    assert composed("timeout", outcome("a", status="timeout", score=0.75)).score == -1.0
+    assert composed("timeout", AttemptResult("timeout", score=0.75)).score == -1.0
     assert composed("timeout", None).score == -1.0
 
 
@@ -135,6 +138,26 @@ def test_every_stage_is_reported_in_order() -> None:
         ("compile", "n", 1, 2),
         ("run", "m", 2, 1),
     ]
+
+
+def test_usage_is_reported_by_stage_and_in_total() -> None:
+    answer = composed("ok")
+
+    assert [stage.usage for stage in answer.stages] == [{"cpu_s": 2.0, "tokens": 10.0}, {"cpu_s": 0.75, "money": 0.5}]
+    assert answer.usage == {"cpu_s": 2.75, "tokens": 10.0, "money": 0.5}
+    assert answer.cpu_s == 0.5, "of the last verdict alone, as before"
+
+
+def test_usage_of_a_stage_without_a_verdict_is_in_the_total() -> None:
+    for acts, total in (((), 4.0), (ACTS[:1], 6.0)):
+        answer = AnswerAction("a", "sandbox-lost", "", acts, usage={"cpu_s": 4.0})
+        assert msgspec.json.decode(compose(SUBMITTED, 0, answer, None, 1.0, 2.0))["usage"]["cpu_s"] == total
+
+
+def test_nothing_used_is_not_shown() -> None:
+    body = msgspec.json.decode(compose(SUBMITTED, 0, AnswerAction("a", "cancelled", "", ()), None, 1.0, 2.0))
+
+    assert "usage" not in body
 
 
 def test_outside_a_batch_no_batch_fields_are_reported() -> None:

@@ -99,6 +99,15 @@ def masked(ended: EndedAs, reason: str) -> bytes:
     return msgspec.json.encode(Answer(id="a", state="finished", ended=ended, mask=True, reason=reason))
 
 
+def test_usage_is_summed_by_name_over_all_answers() -> None:
+    progress = Progress()
+    for usage in ({"cpu_s": 1.5, "tokens": 10.0}, {"cpu_s": 0.25}, {}, {"gpu_s": 3.0}):
+        progress.add(msgspec.json.encode(Answer(id="a", state="finished", ended="ok", usage=usage)))
+    progress.add(answer(100.0, ("run", 1.0, 9.0)))  # of a release without usage
+
+    assert progress.view(BATCH, None).usage == {"cpu_s": 1.75, "tokens": 10.0, "gpu_s": 3.0}
+
+
 def test_masked_answers_are_counted_by_how_they_ended() -> None:
     progress = Progress()
     for _ in range(12):

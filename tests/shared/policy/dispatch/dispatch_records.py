@@ -94,7 +94,7 @@ class Records:
         request = self.requests[answer.action]
         ends = [one for one in self.outcomes if isinstance(one, Ended) and one.action == answer.action]
         last = len(request.stages) - 1
-        verdicts = {(end.stage, end.status, end.passed) for end in ends if end.status in ("ok", "timeout")}
+        verdicts = {(end.stage, end.result.status, end.result.passed) for end in ends if end.result.is_verdict}
         match answer.ended:
             case "ok":
                 passed_all = all(any((stage, "ok", p) in verdicts for p in (True, None)) for stage in range(last + 1))
@@ -108,7 +108,7 @@ class Records:
                 late = request.start_by_s is not None
                 assert late or self.now >= request.deadline_s, f"expired too early: {answer}"
             case "refused":
-                assert any(end.status == "refused" for end in ends), f"rejected by no node: {answer}"
+                assert any(end.result.status == "refused" for end in ends), f"rejected by no node: {answer}"
             case "environment-lost":
                 assert request.need is not None, f"it has no environment: {answer}"
                 assert self.troubled, f"its environment has never been lost: {answer}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shared.policy.model.formulation import AskInventory, CloseEnvironment, Grant, Request, Revoke, TrajectoryEnd
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, Run
 from tests.shared.policy.dispatch.dispatch_leader import LeaderRecords
 
@@ -99,12 +100,14 @@ class DispatchSimulation(LeaderRecords):
     def _passed(self, action_id: str, stage: int) -> bool:
         return any(
             isinstance(end, Ended)
-            and (end.action, end.stage, end.status) == (action_id, stage, "ok")
-            and end.passed is not False
+            and (end.action, end.stage, end.result.status) == (action_id, stage, "ok")
+            and end.result.passed is not False
             for end in self.outcomes
         )
 
-    def end(self, host: Host, run: Run, status: str, passed: bool | None = None, *, exists: bool = True) -> None:
+    def end(
+        self, host: Host, run: Run, status: ExecutionStatus, passed: bool | None = None, *, exists: bool = True
+    ) -> None:
         """End an execution; its units are free before the report. Not `exists`: its environment was not created."""
         del host.runs[run.grant.action]
         if not exists and run.grant.begins:
@@ -118,7 +121,9 @@ class DispatchSimulation(LeaderRecords):
         self._begun(host.advance(self.now))
         self._report(host, run, status, passed)
 
-    def _report(self, host: Host, run: Run, status: str, passed: bool | None = None, *, exists: bool = True) -> None:
+    def _report(
+        self, host: Host, run: Run, status: ExecutionStatus, passed: bool | None = None, *, exists: bool = True
+    ) -> None:
         grant, lasted_s = run.grant, self.now - run.since
         self.outcomes.append(
             Ended(
@@ -126,12 +131,9 @@ class DispatchSimulation(LeaderRecords):
                 host.name,
                 grant.attempt,
                 grant.stage,
-                status,
-                passed,
-                run.queue_s,
-                lasted_s,
-                "so be it",
-                exists,
+                AttemptResult(status, passed, reason="so be it", environment_exists=exists),
+                queue_s=run.queue_s,
+                execution_s=lasted_s,
             )
         )
 

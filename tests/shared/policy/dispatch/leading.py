@@ -5,6 +5,7 @@ from __future__ import annotations
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import AskInventory, Command, Grant, Request
 from shared.policy.model.reports import Ended, HeldGrant
+from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.strategies import node
 
 
@@ -29,8 +30,15 @@ def meet(
     return dispatcher.inventory_taken(0.0, name, incarnation, held or {})
 
 
-def ended(grant: Grant, status: str = "ok", *, passed: bool | None = None) -> Ended:
-    return Ended(grant.action, grant.node, grant.attempt, grant.stage, status, passed, 0.0, 2.0, "reported")
+def ended(grant: Grant, status: ExecutionStatus = "ok", *, passed: bool | None = None) -> Ended:
+    return Ended(
+        grant.action,
+        grant.node,
+        grant.attempt,
+        grant.stage,
+        AttemptResult(status, passed, reason="reported"),
+        execution_s=2.0,
+    )
 
 
 def submit(dispatcher: Dispatcher, *requests: Request) -> list[Grant]:

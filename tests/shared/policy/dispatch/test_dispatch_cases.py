@@ -6,6 +6,7 @@ import pytest
 
 from shared.policy.dispatch.action_state import ActionState, InvalidTransition
 from shared.policy.model.formulation import Advance, AnswerAction, Grant, Revoke
+from shared.policy.model.results import ExecutionStatus
 from tests.shared.policy.dispatch.leading import beat, ended, leading, report, submit
 from tests.shared.policy.strategies import CORES, request, work
 
@@ -31,7 +32,7 @@ def test_a_request_walks_through_its_stages_and_is_answered_with_all_of_them() -
 
 
 @pytest.mark.parametrize(("status", "passed", "expected"), [("ok", False, "ok"), ("timeout", None, "timeout")])
-def test_a_stage_that_fails_ends_the_request(status: str, passed: bool | None, expected: str) -> None:
+def test_a_stage_that_fails_ends_the_request(status: ExecutionStatus, passed: bool | None, expected: str) -> None:
     dispatcher = leading("n")
     (grant,) = submit(dispatcher, request("r", *THREE))
     (answer,) = report(dispatcher, ended(grant, status, passed=passed))

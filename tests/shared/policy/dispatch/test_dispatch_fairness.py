@@ -12,6 +12,7 @@ from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import AnswerAction, Command, EnvironmentNeed, Grant, Request, SetShare, Work
 from shared.policy.model.reports import Ended, HeldGrant
+from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.strategies import node, request, work
 
@@ -46,7 +47,9 @@ def granted(dispatcher: Dispatcher, commands: Iterable[Command]) -> list[Grant]:
 
 
 def end(dispatcher: Dispatcher, now: float, grant: Grant, seconds: float = 1.0) -> list[Command]:
-    return dispatcher.finished(now, [Ended(grant.action, grant.node, grant.attempt, 0, "ok", True, 0.0, seconds)])
+    return dispatcher.finished(
+        now, [Ended(grant.action, grant.node, grant.attempt, 0, AttemptResult("ok", True), execution_s=seconds)]
+    )
 
 
 def settled(dispatcher: Dispatcher, count: int) -> None:
@@ -230,7 +233,7 @@ def test_adopted_elastic_work_is_expected_to_end_by_its_granted_units() -> None:
 
 def test_work_that_ended_before_the_inventory_is_learned_by_its_granted_units() -> None:
     new, _, grant, lasts_s = widened()
-    ended = Ended("r", "a", grant.attempt, 0, "ok", True, 0.0, lasts_s, units=grant.units)
+    ended = Ended("r", "a", grant.attempt, 0, AttemptResult("ok", True), execution_s=lasts_s, units=grant.units)
     (answer,) = [one for one in new.finished(40.0, [ended]) if isinstance(one, AnswerAction)]
     assert answer.acts[0].units == grant.units["cores"]
     assert new.cluster.durations.learned.single(("ada", "t", "run scaled")) == pytest.approx(320.0)

@@ -10,6 +10,7 @@ import pytest
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import Advance, AnswerAction, AskInventory, Grant, Revoke, StageAct
 from shared.policy.model.reports import Ended, HeldGrant
+from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.dispatch.leading import beat, ended, leading, meet, report, submit
 from tests.shared.policy.strategies import node, request, work
 
@@ -27,6 +28,27 @@ def test_lost_attempts_are_repeated_within_bounds() -> None:
     (answer,) = report(dispatcher, ended(grant, "lost"))
     assert isinstance(answer, AnswerAction)
     assert (answer.ended, answer.reason) == ("sandbox-lost", "reported; 3 attempts")
+
+
+def used(grant: Grant, status: ExecutionStatus, cpu_s: float) -> Ended:
+    result = AttemptResult(status, usage={"cpu_s": cpu_s})
+    return Ended(grant.action, grant.node, grant.attempt, grant.stage, result)
+
+
+def test_usage_of_lost_attempts_counts_and_a_repeated_report_counts_once() -> None:
+    dispatcher = leading("n")
+    (first,) = submit(dispatcher, request("r", work(name="compile"), work(name="run")))
+    (second,) = report(dispatcher, used(first, "lost", 1.0))
+    assert isinstance(second, Grant)
+    assert report(dispatcher, used(first, "lost", 1.0)) == []
+    _, third = report(dispatcher, used(second, "ok", 2.0))
+    assert isinstance(third, Grant)
+    (fourth,) = report(dispatcher, used(third, "lost", 4.0))
+    assert isinstance(fourth, Grant)
+    (answer,) = report(dispatcher, used(fourth, "refused", 8.0))
+    assert isinstance(answer, AnswerAction)
+    assert [act.usage for act in answer.acts] == [{"cpu_s": 3.0}]
+    assert answer.usage == {"cpu_s": 12.0}
 
 
 def test_work_that_is_not_repeatable_ends_with_unknown_outcome() -> None:
@@ -97,7 +119,7 @@ def test_a_verdict_counts_whichever_attempt_brings_it() -> None:
 
 
 @pytest.mark.parametrize("status", ["lost", "refused", "cancelled"])
-def test_anything_but_a_verdict_counts_for_the_current_attempt_alone(status: str) -> None:
+def test_anything_but_a_verdict_counts_for_the_current_attempt_alone(status: ExecutionStatus) -> None:
     dispatcher = leading("n", "m", cores=1)
     (first,) = submit(dispatcher, request("r"))
     dispatcher.node_lost(1.0, first.node, "silent")
@@ -142,7 +164,7 @@ def test_unknown_work_on_a_node_keeps_its_units_taken_until_its_end() -> None:
     submit(dispatcher, request("r"))
     assert meet(dispatcher, "n", {"gone": HeldGrant(0, 2, 9.0, {"cores": 1})}, cores=1) == [Revoke("gone", "n", 2)]
     dispatcher.check()
-    (grant,) = report(dispatcher, Ended("gone", "n", 2, 0, "cancelled"))
+    (grant,) = report(dispatcher, Ended("gone", "n", 2, 0, AttemptResult("cancelled")))
     assert isinstance(grant, Grant)
 
 
@@ -238,7 +260,7 @@ def test_a_new_leader_grants_marked_work_nowhere_before_its_nodes_inventory() ->
     dispatcher = restored(1, 1, "n")
     assert meet(dispatcher, "m") == [], "it may run on n"
     assert meet(dispatcher, "n", {"r": HeldGrant(1, 1, 3.0)}) == []
-    (answer,) = report(dispatcher, Ended("r", "n", 1, 1, "ok", True))
+    (answer,) = report(dispatcher, Ended("r", "n", 1, 1, AttemptResult("ok", True)))
     assert isinstance(answer, AnswerAction)
     assert [act.name for act in answer.acts] == ["compile", "run"]
 
@@ -292,6 +314,6 @@ def test_a_cancellation_by_a_former_leader_is_answered_by_its_cause(deadline_s: 
     dispatcher = Dispatcher()
     submit(dispatcher, request("r", deadline_s=deadline_s))
     dispatcher.restored(0.0, "r", 0, 1, [], "n")
-    (answer,) = report(dispatcher, Ended("r", "n", 1, 0, "cancelled"))
+    (answer,) = report(dispatcher, Ended("r", "n", 1, 0, AttemptResult("cancelled")))
     assert isinstance(answer, AnswerAction)
     assert answer.ended == expected

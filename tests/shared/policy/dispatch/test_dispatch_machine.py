@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, TrajectoryEnd
+from shared.policy.model.results import ExecutionStatus
 from tests.shared.policy import strategies
 from tests.shared.policy.dispatch.dispatch_hosts import Host
 from tests.shared.policy.dispatch.dispatch_simulation import DispatchSimulation
@@ -100,7 +101,7 @@ class MeshMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(host.runs for host in self.simulation.hosts.values()))
     @rule(pick=picks, status=st.sampled_from(["lost", "refused", "postponed"]))
-    def environment_is_not_made(self, pick: int, status: str) -> None:
+    def environment_is_not_made(self, pick: int, status: ExecutionStatus) -> None:
         making = [
             (host, run) for host in self.simulation.hosts.values() for run in host.runs.values() if run.grant.begins
         ]
@@ -162,7 +163,7 @@ class MeshMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(host.runs for host in self.simulation.hosts.values()))
     @rule(ends=st.lists(st.tuples(picks, endings), min_size=1, max_size=4))
-    def end(self, ends: list[tuple[int, tuple[str, bool | None]]]) -> None:
+    def end(self, ends: list[tuple[int, tuple[ExecutionStatus, bool | None]]]) -> None:
         for pick, (status, passed) in ends:
             runs = [(host, run) for host in self.simulation.hosts.values() for run in host.runs.values()]
             if runs:

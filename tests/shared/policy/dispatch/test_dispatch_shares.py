@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import AnswerAction, Grant, Request, SetShare
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.virtual_time import VirtualTimeMesh
 from tests.shared.policy.strategies import CORES, node, request, work
@@ -239,7 +240,7 @@ def test_one_burst_of_slow_programs_does_not_close_the_pool_to_those_after_it() 
         now = 20.0 * at
         (grant,) = dispatcher.submitted(now, [request(f"slow{at}", work(timeout_s=20.0), at_s=now, seq=at)])
         assert isinstance(grant, Grant)
-        met = Ended(grant.action, grant.node, grant.attempt, 0, "timeout", None, 0.0, 20.0, "")
+        met = Ended(grant.action, grant.node, grant.attempt, 0, AttemptResult("timeout"), execution_s=20.0)
         dispatcher.finished(now + 20.0, [met])
     now = 400.0
 

@@ -7,14 +7,17 @@ import pytest
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import AnswerAction, AskInventory, Command, Grant, StageAct
 from shared.policy.model.reports import Ended, HeldGrant
+from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.dispatch.leading import beat, leading, meet, submit
 from tests.shared.policy.strategies import node, request, work
 
 TWO = (work(name="compile"), work(name="run"))
 
 
-def end(status: str, *, queue_s: float, execution_s: float, attempt: int = 1, stage: int = 0) -> Ended:
-    return Ended("r", "n", attempt, stage, status, None, queue_s, execution_s, "reported")
+def end(status: ExecutionStatus, *, queue_s: float, execution_s: float, attempt: int = 1, stage: int = 0) -> Ended:
+    return Ended(
+        "r", "n", attempt, stage, AttemptResult(status, reason="reported"), queue_s=queue_s, execution_s=execution_s
+    )
 
 
 def times(commands: list[Command]) -> tuple[float, float]:
@@ -38,7 +41,7 @@ def test_a_request_rejected_as_too_late_has_only_queued() -> None:
 
 
 @pytest.mark.parametrize("status", ["cancelled", "refused"])
-def test_an_attempt_that_was_cut_short_counts_as_its_node_reports_it(status: str) -> None:
+def test_an_attempt_that_was_cut_short_counts_as_its_node_reports_it(status: ExecutionStatus) -> None:
     dispatcher = leading("n")
     dispatcher.submitted(1.0, [request("r")])
     if status == "cancelled":

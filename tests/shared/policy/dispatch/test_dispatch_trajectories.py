@@ -19,6 +19,7 @@ from shared.policy.model.formulation import (
     TrajectoryEnd,
 )
 from shared.policy.model.reports import Ended, HeldGrant
+from shared.policy.model.results import AttemptResult, ExecutionStatus
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.strategies import request, work
 
@@ -52,10 +53,19 @@ def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> list
     return commands
 
 
-def end(dispatcher: Dispatcher, grant: Command, status: str = "ok", now: float = 1.0, **more: bool) -> list[Command]:
+def end(
+    dispatcher: Dispatcher, grant: Command, status: ExecutionStatus = "ok", now: float = 1.0, **more: bool
+) -> list[Command]:
     assert isinstance(grant, Grant)
     stands = more.get("stands", True)
-    ended = Ended(grant.action, grant.node, grant.attempt, 0, status, True, 0.0, 0.5, "", stands)
+    ended = Ended(
+        grant.action,
+        grant.node,
+        grant.attempt,
+        0,
+        AttemptResult(status, True, environment_exists=stands),
+        execution_s=0.5,
+    )
     commands = dispatcher.finished(now, [ended])
     dispatcher.check()
     return commands
@@ -229,7 +239,7 @@ def test_a_leader_that_died_over_an_answer_had_granted_the_next_action_and_both_
     for name in ("r0", "r1"):
         dispatcher.restored(1.0, name, 0, 1, (), "a")
     dispatcher.node_joined(1.0, host("a"))
-    first, second = (Ended(name, "a", 1, 0, "ok", True, 0.0, 0.5) for name in ("r0", "r1"))
+    first, second = (Ended(name, "a", 1, 0, AttemptResult("ok", True), execution_s=0.5) for name in ("r0", "r1"))
     assert answers(dispatcher.finished(1.0, [first])) == {"r0": "ok"}
     dispatcher.check()
     held = {"r1": HeldGrant(0, 1, 0.1, {"cores": 1})}
@@ -245,7 +255,7 @@ def test_the_end_of_an_environment_does_not_depend_on_the_order_of_reports(first
     dispatcher = leading(host("a"))
     (grant,) = submit(dispatcher, act("r0"), act("r1", seq=1))
     assert isinstance(grant, Grant)
-    cut = Ended("r0", "a", grant.attempt, 0, "environment-lost", reason="why", environment_ended=how)
+    cut = Ended("r0", "a", grant.attempt, 0, AttemptResult("environment-lost", reason="why", environment_ended=how))
 
     def outcome() -> list[Command]:
         return dispatcher.finished(5.0, [cut])
@@ -267,7 +277,7 @@ def test_shares_do_not_move_back_and_forth_for_an_action_that_its_node_may_not_t
     end(dispatcher, submit(dispatcher, act("a"))[-1])
     second = submit(dispatcher, act("b", repeatable=True), now=2.0)[-1]
     assert isinstance(second, Grant)
-    dispatcher.finished(3.0, [Ended("b", second.node, 1, 0, "lost")])
+    dispatcher.finished(3.0, [Ended("b", second.node, 1, 0, AttemptResult("lost"))])
     held = {"b": HeldGrant(0, 1, 0.0, {"cores": 1})}
     dispatcher.node_joined(4.0, replace(host(second.node), incarnation="2"))
     commands = dispatcher.inventory_taken(4.0, second.node, "2", held, {"t": {"memory_mb": 10}})

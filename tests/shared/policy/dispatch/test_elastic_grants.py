@@ -12,6 +12,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Command, Grant, Request, Work
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.strategies import request, work
 
@@ -46,7 +47,7 @@ def granted(dispatcher: Dispatcher, commands: list[Command]) -> dict[str, int]:
 
 def end(dispatcher: Dispatcher, action_id: str, seconds: float, now: float = 1.0) -> dict[str, int]:
     action = dispatcher.registry.actions[action_id]
-    ended = Ended(action_id, action.node, action.attempt, action.stage, "ok", True, 0.0, seconds)
+    ended = Ended(action_id, action.node, action.attempt, action.stage, AttemptResult("ok", True), execution_s=seconds)
     return granted(dispatcher, dispatcher.finished(now, [ended]))
 
 

@@ -11,6 +11,7 @@ from shared.policy.dispatch.backlog import survey, why_it_waits_to_begin
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import STARTS, Command, EnvironmentNeed, Grant, Request
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.test_dispatch_trajectories import act, host, leading, submit
 
@@ -33,7 +34,9 @@ def granted(commands: list[Command]) -> list[Grant]:
 
 
 def finish(leader: Dispatcher, grant: Grant, now: float) -> list[Grant]:
-    found = leader.finished(now, [Ended(grant.action, grant.node, grant.attempt, 0, "ok", True, 0.0, 0.1)])
+    found = leader.finished(
+        now, [Ended(grant.action, grant.node, grant.attempt, 0, AttemptResult("ok", True), execution_s=0.1)]
+    )
     leader.check()
     return granted(found)
 
@@ -122,8 +125,8 @@ def test_concurrent_starts_are_bounded_and_none_is_lost(steps: list[str], starts
             fails = what == "unmade" and trajectory in making
             if trajectory in making:
                 making.remove(trajectory)
-            ended = Ended(grant.action, "a", grant.attempt, 0, "refused" if fails else "ok", True)
-            found = leader.finished(now, [replace(ended, environment_exists=not fails)])
+            result = AttemptResult("refused" if fails else "ok", True, environment_exists=not fails)
+            found = leader.finished(now, [Ended(grant.action, "a", grant.attempt, 0, result)])
         leader.check()
         for grant in granted(found):
             running.append(grant)

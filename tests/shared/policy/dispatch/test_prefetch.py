@@ -8,6 +8,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.prefetch import HORIZON_S, MOST, RECALL_S
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, Revoke, Work
 from shared.policy.model.reports import Ended, HeldGrant
+from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.strategies import CORES, node, request, work
 
 SHORT_S = HORIZON_S / 4
@@ -40,8 +41,10 @@ def meet(
     return commands
 
 
-def end(grant: Grant, lasted_s: float = SHORT_S, status: str = "ok") -> Ended:
-    return Ended(grant.action, grant.node, grant.attempt, grant.stage, status, True, 0.0, lasted_s)
+def end(grant: Grant, lasted_s: float = SHORT_S, status: ExecutionStatus = "ok") -> Ended:
+    return Ended(
+        grant.action, grant.node, grant.attempt, grant.stage, AttemptResult(status, True), execution_s=lasted_s
+    )
 
 
 def grants(commands: list[Command]) -> list[Grant]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, SetShare
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 
 
@@ -53,8 +54,13 @@ class VirtualTimeMesh:
                     self.started[command.action] = self.now
                     lasts = self.lasts(self._requests[command.action])
                     ended = Ended(
-                        command.action, command.node, command.attempt, command.stage, "ok", True, 0.0, lasts
-                    )  # fmt: skip
+                        command.action,
+                        command.node,
+                        command.attempt,
+                        command.stage,
+                        AttemptResult("ok", True),
+                        execution_s=lasts,
+                    )
                     self.at(self.now + lasts, ended)
                 case AnswerAction():
                     self.answered[command.action] = command.ended

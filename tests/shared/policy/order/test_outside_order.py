@@ -5,6 +5,7 @@ from __future__ import annotations
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import Grant, Request, Work
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 
 WORK = Work("run", "code.run", "cores@default", {"cores": 1}, 60.0)
@@ -26,7 +27,7 @@ def test_the_first_requests_of_an_unseen_kind_are_not_overtaken_by_later_ones() 
     while grants := [command for command in commands if isinstance(command, Grant)]:
         granted += [grant.action for grant in grants]
         now += 0.02
-        ends = [Ended(grant.action, "n", grant.attempt, 0, "ok", execution_s=0.02) for grant in grants]
+        ends = [Ended(grant.action, "n", grant.attempt, 0, AttemptResult("ok"), execution_s=0.02) for grant in grants]
         commands = dispatcher.finished(now, ends)
         if (new_request := next(later, None)) is not None:
             commands += dispatcher.submitted(now, [new_request])

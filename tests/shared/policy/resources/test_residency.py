@@ -12,6 +12,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.placement import place_environment, place_pull
 from shared.policy.model.formulation import AnswerAction, EnvironmentNeed, ForgetTrajectory, Grant, PullImage
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.residency import ABSENT, EXPECTED, EXPECTED_S, MOST_EXPECTED, PRESENT, Residency
 from tests.shared.policy.dispatch.test_dispatch_trajectories import act, end, grants, host, leading, meet, submit
@@ -191,7 +192,11 @@ def test_a_node_that_could_not_create_one_ranks_last_for_a_while() -> None:
 
 def postponed(leader: Dispatcher, grant: Grant, now: float, in_s: float) -> list[object]:
     pulls = Ended(
-        grant.action, grant.node, grant.attempt, 0, "postponed", environment_exists=False, reason="r", retry_in_s=in_s
+        grant.action,
+        grant.node,
+        grant.attempt,
+        0,
+        AttemptResult("postponed", reason="r", environment_exists=False, retry_in_s=in_s),
     )
     commands = leader.finished(now, [pulls])
     leader.check()

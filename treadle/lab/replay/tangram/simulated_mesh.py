@@ -26,6 +26,7 @@ from shared.policy.model.formulation import (
     Work,
 )
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
 from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, SystemRun
@@ -195,7 +196,7 @@ class SimulatedMesh:
         self._account(acting, trajectory.steps[acting.step])
         self._free[acting.node] += acting.units
         del self._by_action[action]
-        ended = Ended(action, acting.node, acting.attempt, 0, "ok", None, 0.0, acting.executes_s)
+        ended = Ended(action, acting.node, acting.attempt, 0, AttemptResult("ok"), execution_s=acting.executes_s)
         self._execute(now, self.dispatcher.finished(now, [ended]))
         acting.step += 1
         continues = self._think(now, acting)

@@ -1,45 +1,14 @@
-"""The end of one attempt, and its result as it is sent: JSON of bounded size."""
+"""Output of an attempt as it is sent: JSON of bounded size."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from shared.messages.outcomes import Evidence, ExecutionStatus
-from shared.policy.model.formulation import TrajectoryEnd
+from shared.policy.model.results import EMPTY
 
 _encoder = msgspec.json.Encoder()
-
-EMPTY = b"{}"
-
-
-class AttemptResult(NamedTuple):
-    """The end of an attempt. The reporter adds durations and epochs."""
-
-    status: ExecutionStatus
-    passed: bool | None = None
-    score: float | None = None
-    output: bytes = EMPTY
-    """Valid JSON."""
-    reason: str = ""
-    cpu_s: float = 0.0
-    peak_memory_bytes: int = 0
-    retry_in_s: float = 0.0
-    """For `postponed`."""
-    evidence: Evidence = ""
-    environment_ended: TrajectoryEnd = "lost"
-    """For `environment-lost`."""
-
-
-def lost(reason: str) -> AttemptResult:
-    """Return a failure of ours, to be retried."""
-    return AttemptResult("lost", reason=reason)
-
-
-def refused(reason: str) -> AttemptResult:
-    """Return a refusal: no other attempt would succeed either."""
-    return AttemptResult("refused", reason=reason)
 
 
 def encode_output(output: dict[str, Any], limit: int) -> bytes:

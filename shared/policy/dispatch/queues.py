@@ -15,6 +15,7 @@ from shared.policy.dispatch.environment_placements import EnvironmentPlacements
 from shared.policy.dispatch.stage_durations import StageDurations
 from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.order.batches import BatchRegistry
+from shared.policy.order.tenants import FairQueue
 from shared.policy.resources.pools import Lane, Pool
 
 
@@ -30,6 +31,8 @@ class Queues:
     queued: dict[str, ActionState] = field(default_factory=dict)
     dirty: set[str] = field(default_factory=set)
     """Pools whose shares may have to change; only those that the planner scales."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Tenant -> weight; default 1. Every queue shares it."""
     planned: bool = True
     """A planner is alive. While none is, targets stay and a zero-queue rule adds to them."""
 
@@ -37,7 +40,7 @@ class Queues:
         """Return the pool of that name; create it on first use."""
         pool = self.pools.get(name)
         if pool is None:
-            pool = self.pools[name] = Pool(name)
+            pool = self.pools[name] = Pool(name, queue=FairQueue(self.weights))
         return pool
 
     # ---- one action --------------------------------------------------------------------------------------------

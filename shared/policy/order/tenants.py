@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from shared.policy.order.batchqueue import BatchQueue
 from shared.policy.order.ebf import EbfKey
+from shared.policy.order.ranked_tenants import RankedTenants
 
 LEAST_CHARGE_S = 0.001
 """Least unit-seconds that a grant costs. Otherwise work of no duration could delay other tenants forever."""
@@ -23,14 +24,19 @@ LEAST_CHARGE_S = 0.001
 
 @dataclass(slots=True)
 class FairQueue:
-    """Waiting actions of one pool. Head in O(1) for one tenant, O(tenants) when the turn passes."""
+    """Waiting actions of one pool. The head costs O(1) while a tenant keeps its turn, O(log tenants) when it passes;
+    `mixed` costs as many tenants as are walked.
+    """
 
     weights: dict[str, float] = field(default_factory=dict)
-    """Tenant -> weight > 0; default 1."""
+    """Tenant -> weight > 0; default 1. All queues share the mapping. A change applies to later charges only.
+    """
     _queues: dict[str, BatchQueue] = field(default_factory=dict)
     """Queues of tenants with waiting work."""
     _virtual: dict[str, float] = field(default_factory=dict)
     """Virtual times of tenants that wait, or were granted something since the queue was last empty."""
+    _ranked: RankedTenants = field(default_factory=RankedTenants)
+    """Tenants with waiting work, by virtual time."""
     _turn: str = ""
     """Tenant whose head is served next; meaningless if that tenant has no waiting work."""
     _size: int = 0
@@ -42,8 +48,9 @@ class FairQueue:
         """Queue an action; `batch`: empty outside a batch."""
         queue = self._queues.get(tenant)
         if queue is None:
-            least = min((self._virtual[name] for name in self._queues), default=0.0)
-            self._virtual[tenant] = max(self._virtual.get(tenant, 0.0), least)
+            least = self._ranked.first()[0] if self._queues else 0.0
+            time = self._virtual[tenant] = max(self._virtual.get(tenant, 0.0), least)
+            self._ranked.set(tenant, time)
             queue = self._queues[tenant] = BatchQueue()
         queue.push(key, action, batch)
         self._size += 1
@@ -56,6 +63,7 @@ class FairQueue:
         self._size -= 1
         if not queue:
             del self._queues[tenant]
+            self._ranked.remove(tenant)
             if not self._queues:
                 self._virtual.clear()
         return True
@@ -71,7 +79,8 @@ class FairQueue:
 
         `ends_turn`: the head was granted. False for backfilled work.
         """
-        self._virtual[tenant] += max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, 1.0)
+        time = self._virtual[tenant] = self._virtual[tenant] + self._cost(tenant, unit_s)
+        self._ranked.set(tenant, time)
         if ends_turn:
             self._turn = ""
 
@@ -80,9 +89,8 @@ class FairQueue:
 
         `turn`: it was granted as the head in turn, and its tenant gets the turn back.
         """
-        self._virtual[tenant] = max(
-            0.0, self._virtual[tenant] - max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, 1.0)
-        )
+        time = self._virtual[tenant] = max(0.0, self._virtual[tenant] - self._cost(tenant, unit_s))
+        self._ranked.set(tenant, time)
         if turn:
             self._turn = tenant
 
@@ -92,7 +100,7 @@ class FairQueue:
             return None
         queue = self._queues.get(self._turn)
         if queue is None:
-            self._turn = next(iter(self._queues)) if len(self._queues) == 1 else self._furthest_behind()
+            self._turn = next(iter(self._queues)) if len(self._queues) == 1 else self._ranked.first()[1]
             queue = self._queues[self._turn]
         return queue.head()
 
@@ -128,7 +136,11 @@ class FairQueue:
         """One action of each tenant in turn, in that order. So the first of each are seen soon, however much one tenant
         has.
         """
-        walks = deque(iter(self._queues[tenant]) for tenant in self._tenants())
+        walks: deque[Iterator[str]] = deque()
+        for tenant in self._tenants():
+            walk = iter(self._queues[tenant])
+            yield next(walk)
+            walks.append(walk)
         while walks:
             for action in itertools.islice(walks[0], 1):
                 yield action
@@ -137,18 +149,22 @@ class FairQueue:
             else:
                 walks.popleft()
 
-    def _tenants(self) -> list[str]:
+    def _tenants(self) -> Iterator[str]:
         if self.head() is None:
-            return []
-        others = (name for name in self._queues if name != self._turn)
-        return [self._turn, *sorted(others, key=lambda name: (self._virtual[name], name))]
+            return
+        yield self._turn
+        yield from (name for name in self._ranked if name != self._turn)
 
-    def _furthest_behind(self) -> str:
-        return min(self._queues, key=lambda name: (self._virtual[name], name))
+    def _cost(self, tenant: str, unit_s: float) -> float:
+        """Virtual time of a grant."""
+        return max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, 1.0)
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
         assert all(self._queues.values()), "a tenant without waiting work has no queue"
         assert self._size == sum(map(len, self._queues.values())), "the size is the sum of the queues"
         assert self._queues.keys() <= self._virtual.keys(), "every waiting tenant has a virtual time"
+        self._ranked.check()
+        by_time = sorted(self._queues, key=lambda name: (self._virtual[name], name))
+        assert list(self._ranked) == by_time, "waiting tenants are ranked by virtual time"
         assert self._queues or not self._virtual, "virtual times are removed when the queue is empty"

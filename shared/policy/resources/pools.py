@@ -99,7 +99,7 @@ class Pool(Lane):
         name = BEGINS if node is None else f"={node}"
         lane = self.lanes.get(name)
         if lane is None:
-            lane = self.lanes[name] = Lane(name, node or "")
+            lane = self.lanes[name] = Lane(name, node or "", FairQueue(self.queue.weights))
         return lane
 
     def all_lanes(self) -> Iterator[Lane]:

@@ -30,10 +30,9 @@ from services.cpu_manager.topology import topology
 from shared.bus import functions
 from shared.bus.connection import connect, with_retries
 from shared.bus.identity import mesh_identity
-from shared.messages.environments import MEMORY
+from shared.messages.environments import MEMORY, STARTS
 from shared.messages.kinds import ENVIRONMENT_KINDS
 from shared.messages.nodes import Hello
-from shared.policy.model.formulation import STARTS
 from shared.runtime import log
 from shared.runtime.app import build_app
 from shared.runtime.background import Background

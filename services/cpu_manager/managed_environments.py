@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from services.cpu_manager.environments.protocol import Environment
-from shared.messages.environments import MEMORY, EnvironmentSpec
+from shared.messages.environments import EnvironmentSpec, held_units, lasting_units
 from shared.messages.outcomes import EnvironmentHeld
-from shared.policy.model.formulation import STARTS, TrajectoryEnd
+from shared.policy.model.formulation import TrajectoryEnd
 from shared.policy.model.results import AttemptResult
 from shared.runtime.units import Seconds
 
@@ -91,7 +91,7 @@ class ManagedEnvironment:
 
 def environment_units(trajectory: str, spec: EnvironmentSpec, *, creating: bool) -> EnvironmentHeld:
     """Return what an environment holds of its node: its memory until its end, and one of the starts during creation."""
-    units = {MEMORY: spec.memory_mb, STARTS: 1} if creating else {MEMORY: spec.memory_mb}
+    units = held_units(spec) if creating else lasting_units(spec)
     return EnvironmentHeld(trajectory=trajectory, units=units)
 
 

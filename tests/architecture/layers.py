@@ -14,7 +14,7 @@ LAYERS: Final[dict[str, tuple[str, ...]]] = {
     "shared.policy.model": (),
     "shared.policy.order": ("shared.policy.model",),
     "shared.policy.resources": ("shared.policy.model", "shared.policy.order"),
-    "shared.policy.elastic": ("shared.policy.model",),
+    "shared.policy.elastic": ("shared.policy.model", "shared.policy.resources"),
     "shared.policy.dispatch": (
         "shared.policy.model",
         "shared.policy.order",

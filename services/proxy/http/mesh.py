@@ -15,10 +15,10 @@ from services.proxy.state import CurrentState, ProxyState
 from shared.api.mesh import HealthView, NodeList, NodeState, NodeView, PlanList, PlanView, PoolList, PoolView
 from shared.bus.connection import command
 from shared.messages.base import Topic
+from shared.messages.environments import HELD
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TARGETS, TargetSet
 from shared.policy.dispatch.backlog import PoolBacklog, lacking
-from shared.policy.model.formulation import STARTS
 from shared.runtime.app import problem_responses
 from shared.runtime.validation import UNREADABLE
 
@@ -26,8 +26,6 @@ router = APIRouter(prefix="/v1", tags=["mesh"])
 
 LOOKED_AT = 4096
 """Newest entries of a stream that are read."""
-UNPLANNED = frozenset({STARTS, "memory_mb"})
-"""Resources for which the planner publishes no targets."""
 LACKS_SHOWN = 16
 """Missing resources shown of a pool: those that most actions wait for."""
 
@@ -125,7 +123,7 @@ def _pool(
     """
     capacity = {node.name: node.capacity[resource] for resource, node in members}
     reason = "no plan yet: everything is owned" if members else "no node is in this pool"
-    if members and backlog.name.partition("@")[0] in UNPLANNED:
+    if members and backlog.name.partition("@")[0] in HELD:  # the planner publishes no targets for it
         reason = "not planned: nodes offer all they have"
     if target is not None and silent:
         reason = (

@@ -25,7 +25,7 @@ from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested, UnreadableEntry
 from shared.messages.batches import BATCHES, BatchEnded
-from shared.messages.environments import MEMORY, TRAJECTORIES, EnvironmentsExpected
+from shared.messages.environments import TRAJECTORIES, EnvironmentsExpected, lasting_units
 from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES
@@ -276,7 +276,7 @@ class Leader:
         payload = topic.encode(to_granted(self._epoch, grant, submitted))
         granting = Granting(topic.name, payload, grant.action, f"{grant.attempt}:{grant.node}")
         if grant.begins and submitted.environment is not None:
-            placement = StoredPlacement(grant.node, {MEMORY: submitted.environment.memory_mb})
+            placement = StoredPlacement(grant.node, lasting_units(submitted.environment))
             granting = granting._replace(trajectory=submitted.trajectory, placement=pack(placement))
         self._interpreter.put(granting)
 

@@ -8,15 +8,15 @@ from typing import Any
 from services.proxy.leader.requests import runtime_kind
 from shared.bus.tail import Entry
 from shared.messages.base import Topic
+from shared.messages.environments import RESOURCES
 from shared.messages.grants import Grant, grants_topic
 from shared.messages.nodes import Bye, Heartbeat, Hello
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.model.formulation import STARTS, Command
+from shared.policy.model.formulation import Command
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.resource import UNLIMITED
 
 MOST_NODES = 4096
-UNLIMITED = 1 << 20
-"""Environment starts at once on a node that names no limit."""
 
 
 class NodeRegistry:
@@ -67,9 +67,15 @@ class NodeRegistry:
 
 
 def _ledger_node(hello: Hello) -> Node:
-    capacity = {STARTS: UNLIMITED, **hello.capacity} if hello.runtimes else hello.capacity
+    limitless = {name: UNLIMITED for name, spec in RESOURCES.items() if spec.unlimited and hello.runtimes}
     return Node(
-        hello.node, hello.incarnation, hello.node_class, capacity, _kinds(hello), prefetches=frozenset(hello.prefetches)
+        hello.node,
+        hello.incarnation,
+        hello.node_class,
+        {**limitless, **hello.capacity},
+        _kinds(hello),
+        RESOURCES,
+        prefetches=frozenset(hello.prefetches),
     )
 
 

@@ -7,7 +7,7 @@ import math
 from shared.api.images import familiar
 from shared.bus.tail import Entry
 from shared.messages.actions import ActionSubmitted, StageWork
-from shared.messages.environments import LOCAL, MEMORY, EnvironmentsExpected
+from shared.messages.environments import LOCAL, MEMORY, EnvironmentsExpected, held_units
 from shared.messages.grants import Granted
 from shared.messages.outcomes import Finished
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -55,10 +55,10 @@ def to_need(submitted: ActionSubmitted) -> EnvironmentNeed | None:
     spec = submitted.environment
     if spec is None:
         return None
-    units = {MEMORY: spec.memory_mb}
+    units = held_units(spec)
     if spec.image == LOCAL:
-        return EnvironmentNeed(submitted.trajectory, runtime_kind("local"), units, starts=1)
-    return EnvironmentNeed(submitted.trajectory, runtime_kind("docker"), units, familiar(spec.image), starts=1)
+        return EnvironmentNeed(submitted.trajectory, runtime_kind("local"), units)
+    return EnvironmentNeed(submitted.trajectory, runtime_kind("docker"), units, familiar(spec.image))
 
 
 def unschedulable(submitted: ActionSubmitted) -> str:

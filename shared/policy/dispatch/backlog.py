@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
-from shared.policy.model.formulation import STARTS, EnvironmentNeed, Work
+from shared.policy.model.formulation import EnvironmentNeed, Work
 from shared.policy.resources.pools import BEGINS, Pool
+from shared.policy.resources.resource import PLAIN
 
 T = TypeVar("T")
 Units = tuple[tuple[str, int], ...]
@@ -138,14 +139,8 @@ def why_held_up(cluster: ClusterState, pool: Pool) -> str:
     short = [name for name, count in action.needs.items() if all(node.free(name) < count for node in nodes)]
     if not nodes:
         return ""
-    return " and ".join(_SHORT.get(name, f"no {name} are free") for name in short) or "no node has all it needs free"
-
-
-_SHORT = {
-    STARTS: "the limit of concurrent environment starts is reached",
-    "memory_mb": "the memory for environments is taken",
-}
-"""Resource -> explanation for too few free units of it."""
+    reasons = (nodes[0].specs.get(name, PLAIN).shortage or f"no {name} are free" for name in short)
+    return " and ".join(reasons) or "no node has all it needs free"
 
 
 def why_it_waits_to_begin(work: Work, pools: list[PoolBacklog]) -> str:

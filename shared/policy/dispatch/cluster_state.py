@@ -86,7 +86,7 @@ class ClusterState:
                 yield action
 
     def _allocate(self, action: ActionState, node: Node, now: float) -> None:
-        node.take(action.units)
+        node.take(action.units, action.request.id)
         action.allocated, action.expected_end_s = True, now + action.expected_s
         self.prefetch.count_short(action)
 
@@ -94,7 +94,7 @@ class ClusterState:
         """Release an action from its node and free its units."""
         node = self.nodes.present.get(action.node)
         if action.allocated and node is not None:
-            node.give_back(action.units)
+            node.give_back(action.units, action.request.id)
         self._remove_grant(action)
 
     def orphan(self, action: ActionState, now: float) -> None:
@@ -142,8 +142,8 @@ class ClusterState:
             units = {}
         known = node.orphans.pop(action_id, None)
         if known is not None:
-            node.give_back(known.units)
-        node.take(units)
+            node.give_back(known.units, action_id)
+        node.take(units, action_id)
         node.orphans[action_id] = Orphan(held.stage, held.attempt, units, 0, now if known is None else known.since_s)
         return False
 
@@ -231,7 +231,7 @@ class ClusterState:
     def _check_ledger(self, node: Node, held: list[ActionState]) -> None:
         assert node.orphans.keys().isdisjoint(action.request.id for action in held), f"{node.name}: one action twice"
         taken = [*(action.units for action in held), *(orphan.units for orphan in node.orphans.values())]
-        for resource in {*node.capacity, *node.used}:
+        for resource in node.resources:
             used = sum(units.get(resource, 0) for units in taken) + self.environments.held(node.name, resource)
-            assert used == node.used.get(resource, 0), f"{node.name}: ledger of {resource}"
+            assert used == node.taken(resource), f"{node.name}: ledger of {resource}"
             assert used <= node.capacity.get(resource, 0), f"{node.name}: more {resource} granted than exist"

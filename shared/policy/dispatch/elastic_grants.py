@@ -85,27 +85,34 @@ def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted
         return []
     behind_rigid = next((at for at, (_, scaled) in enumerate(reversed(known)) if scaled is None), len(known))
     fewest = sum(one.action.pool_units for one, _ in candidates)
-    free = node.free(resource) + sum(one.action.units[resource] for one, _ in candidates)
-    if free <= fewest and len(candidates) < 2:
+    before = {one.action.request.id: one.action.units[resource] for one, _ in candidates}
+    states = node.resources[resource].states(before)
+    if states.units <= fewest and len(candidates) < 2:
         return []
     units = allot(
         [scaled for _, scaled in candidates],
-        free,
+        states,
         _waiting(cluster, node, granted[0].action),
         busy(cluster, now, node, resource, {one.action.request.id for one, _ in candidates}),
         evictable=min(len(candidates) - 1, behind_rigid),
         depth=elastic.depth,
         rule=elastic.rule,
     )
-    for (one, _), amount in zip(candidates, units, strict=False):
-        if amount != one.action.units[resource]:
-            _grow(cluster, now, commands, one, amount)
-    return [one for one, _ in candidates[len(units) :]]
+    kept, evicted = [one for one, _ in candidates[: len(units)]], [one for one, _ in candidates[len(units) :]]
+    after = {one.action.request.id: amount for one, amount in zip(kept, units, strict=True)}
+    if after != before:
+        node.rearrange(resource, before, dict(reversed(after.items())))  # the last first, as in the DP
+        for one in evicted:
+            one.action.units = {**one.action.units, resource: 0}
+        for one, amount in zip(kept, units, strict=True):
+            if amount != one.action.units[resource]:
+                _grow(cluster, now, commands, one, amount)
+    return evicted
 
 
 def _grow(cluster: ClusterState, now: float, commands: list[Command], one: NewGrant, amount: int) -> None:
+    """Set the units of a grant that has them already."""
     action, grant = one.action, commands[one.at]
-    one.node.take({action.resource: amount - action.units[action.resource]})
     action.units = {**action.units, action.resource: amount}
     cluster.prefetch.uncount_short(action)
     action.expected_s = cluster.durations.expect(action, amount)

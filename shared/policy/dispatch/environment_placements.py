@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shared.policy.dispatch.nodes import Nodes
-from shared.policy.model.formulation import STARTS, EnvironmentNeed
-from shared.policy.resources.ledger import Node
+from shared.policy.model.formulation import EnvironmentNeed
+from shared.policy.resources.ledger import Node, environment
+from shared.policy.resources.resource import lasting
 
 
 @dataclass(slots=True)
@@ -49,9 +50,9 @@ class EnvironmentPlacements:
 
     def place(self, need: EnvironmentNeed, node: Node, serial: int, now: float) -> None:
         """Place the environment of an action that begins it: take its units on the node."""
-        node.take(need.held)
-        node.images.environment_begun(need.image, need.units, now)
-        self.add(need.trajectory, Placement(node.name, need.held, serial, allocated=True))
+        node.take(need.units, environment(need.trajectory))
+        node.images.environment_begun(need.image, lasting(node.specs, need.units), now)
+        self.add(need.trajectory, Placement(node.name, need.units, serial, allocated=True))
 
     def add(self, trajectory: str, placement: Placement) -> None:
         """Record where a trajectory is placed."""
@@ -60,12 +61,15 @@ class EnvironmentPlacements:
 
     def created(self, trajectory: str, node: str) -> bool:
         """Release the units held only while the environment was being created. False: it was known to exist already."""
-        placement = self.placements.get(trajectory)
-        if placement is None or placement.node != node or STARTS not in placement.units:
+        placement, here = self.placements.get(trajectory), self.nodes.present.get(node)
+        if placement is None or placement.node != node or here is None or not placement.allocated:
+            return False  # if it is not allocated, the node's inventory will report what it holds
+        kept = lasting(here.specs, placement.units)
+        released = {name: count for name, count in placement.units.items() if name not in kept}
+        if not released:
             return False
-        if placement.allocated:
-            self.nodes.present[node].give_back({STARTS: placement.units[STARTS]})
-        placement.units = {name: count for name, count in placement.units.items() if name != STARTS}
+        here.give_back(released, environment(trajectory))
+        placement.units = kept
         return True
 
     def remove(self, trajectory: str) -> Placement | None:
@@ -78,14 +82,14 @@ class EnvironmentPlacements:
         if not here:
             del self.on_node[placement.node]
         if placement.allocated:
-            self.nodes.present[placement.node].give_back(placement.units)
+            self.nodes.present[placement.node].give_back(placement.units, environment(trajectory))
         return placement
 
     def remove_orphan(self, node: str, trajectory: str) -> bool:
         """Remove an orphaned environment that has ended and free its units. False: no such orphan is known."""
         units = self.orphans.pop((node, trajectory), None)
         if units is not None and node in self.nodes.present:
-            self.nodes.present[node].give_back(units)
+            self.nodes.present[node].give_back(units, environment(trajectory))
         return units is not None
 
     def reconcile(
@@ -108,14 +112,14 @@ class EnvironmentPlacements:
         placement = self.placements.get(trajectory)
         if placement is None or placement.node != node.name:
             if (node.name, trajectory) not in self.orphans:
-                node.take(units)
+                node.take(units, environment(trajectory))
                 self.orphans[node.name, trajectory] = units
             return True
         if not placement.allocated:
             placement.units = units
-            node.take(units)
+            node.take(units, environment(trajectory))
             placement.allocated = True
-        elif STARTS not in units:
+        elif len(lasting(node.specs, units)) == len(units):
             self.created(trajectory, node.name)
         return placement.closing
 

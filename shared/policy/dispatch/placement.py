@@ -9,23 +9,24 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import reserve
-from shared.policy.resources.residency import ABSENT, share
+from shared.policy.resources.residency import ABSENT
+from shared.policy.resources.resource import lasting, load
 
 
 def place_environment(nodes: Iterable[Node], action: ActionState, resource: str, now: float) -> Node | None:
     """Return the node for a trajectory's new environment; None if none has the cores now and the memory for the whole
     trajectory (ARL-Tangram §5.2).
 
-    Nodes with the image precede nodes that are pulling it. Among equals, the node with the smallest share of used
-    memory afterwards wins, then the one with the most free cores, then the first.
+    Nodes with the image precede nodes that are pulling it. Among equals, the strategy of what the environment holds to
+    its end decides (for memory, the smallest share used afterwards), then the most free cores, then the first.
     """
     need = action.request.need
     assert need is not None, f"{action.request.id} has no trajectory"
     best, key = None, (math.inf, math.inf, 0)
     for node in nodes:
         if need.kind in node.kinds and node.fits(action.request.id, action.work.kind, action.needs):
-            taken = [share(node.used.get(name, 0) + count, node.capacity[name]) for name, count in need.units.items()]
-            mine = (node.images.rank(need.image, now), max(taken, default=0.0), -node.free(resource))
+            worst = _worst(node, lasting(node.specs, need.units))
+            mine = (node.images.rank(need.image, now), worst, -node.free(resource))
             if mine < key:
                 best, key = node, mine
     return best
@@ -42,13 +43,11 @@ def place_pull(nodes: Iterable[Node], image: str, kind: str, units: Mapping[str,
     for node in nodes:
         if not node.ready or kind not in node.kinds:
             continue
-        taken = [
-            share(node.used.get(name, 0) + node.images.expected_units(name, now) + count, node.capacity.get(name, 0))
-            for name, count in units.items()
-        ]
-        mine = (node.images.rank(image, now), max(taken, default=0.0))
-        if mine[1] <= 1 and mine < key:
-            best, key = node, mine
+        held = {name: node.images.expected_units(name, now) + count for name, count in units.items()}
+        if all(node.taken(name) + count <= node.capacity.get(name, 0) for name, count in held.items()):
+            mine = (node.images.rank(image, now), _worst(node, held))
+            if mine < key:
+                best, key = node, mine
     if best is None:
         return None
     best.images.expect(image, units, now)
@@ -71,12 +70,17 @@ def reservation(cluster: ClusterState, nodes: list[Node], head: ActionState, now
             ends = [(action.expected_end_s, action.units) for action in held if action.allocated]
             ends += [(now, orphan.units) for orphan in node.orphans.values()]
             until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
-            lacks = 0.0 if need is None else _taken(node, need.units)
+            lacks = 0.0 if need is None else _load(node, lasting(node.specs, need.units))
             if (until_s, lacks) < key:
                 best, key = node, (until_s, lacks)
     return key[0], best
 
 
-def _taken(node: Node, units: Mapping[str, int]) -> float:
+def _worst(node: Node, units: Mapping[str, int]) -> float:
+    """Largest of the negated scores of these resources: the environment goes where it is smallest."""
+    return max((-node.score(name, count) for name, count in units.items()), default=0.0)
+
+
+def _load(node: Node, units: Iterable[str]) -> float:
     """Largest share taken of any of these resources."""
-    return max((node.used.get(name, 0) / node.capacity[name] for name in units), default=0.0)
+    return max((load(node.taken(name), node.capacity[name]) for name in units), default=0.0)

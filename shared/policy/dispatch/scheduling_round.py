@@ -91,9 +91,10 @@ class SchedulingRound:
             busy_s = self.busy_s[node.name] = busy(self.cluster, self.now, node, action.resource, self.granted(node))
         wanted = units_worth_waiting_for(self.cluster, action, free, busy_s)
         action.units = {**action.work.units, action.resource: wanted}
-        if wanted > free:
+        waits = not node.has_free({action.resource: wanted})
+        if waits:
             self.waits.add(node.name)
-        return wanted > free
+        return waits
 
     def follows(self, nodes: list[Node], action: ActionState) -> bool:
         """Return whether it waits only because others wait for more of these nodes' units. Their reservations precede

@@ -56,8 +56,8 @@ def _set_shares(nodes: list[Node], resource: str, shares: dict[str, int]) -> lis
     commands: list[Command] = []
     for node in nodes:
         units = shares[node.name]
-        if node.share.get(resource) != units:  # also if it is the whole capacity: a former leader may have set less
-            node.share[resource] = units
+        if node.share(resource) != units:  # also if it is the whole capacity: a former leader may have set less
+            node.own(resource, units)
             commands.append(SetShare(node.name, resource, units))
     return commands
 
@@ -74,11 +74,11 @@ def _bound_units(cluster: ClusterState, pool: Pool) -> dict[str, int]:
         nodes = [node for node in cluster.nodes.of(pool, lane) if node.ready and action.could_run_on(node)]
         need = action.request.need
         if action.begins and need is not None:
-            nodes = [node for node in nodes if node.has_free(need.held)]
+            nodes = [node for node in nodes if node.has_free(need.units)]
         nodes = [node for node in nodes if head not in node.orphans]
         if nodes and not any(node.free(pool.resource) >= action.pool_units for node in nodes):
             host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))
-            bound[host.name] = max(bound.get(host.name, 0), host.used.get(pool.resource, 0) + action.pool_units)
+            bound[host.name] = max(bound.get(host.name, 0), host.taken(pool.resource) + action.pool_units)
     return bound
 
 

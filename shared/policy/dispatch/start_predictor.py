@@ -75,7 +75,7 @@ class StartPredictor:
 
     def _count(self, resource: str, nodes: list[Node]) -> PoolUsage:
         capacity = sum(node.capacity.get(resource, 0) for node in nodes)
-        used = sum(node.used.get(resource, 0) for node in nodes)
+        used = sum(node.taken(resource) for node in nodes)
         held = [one for node in nodes for one in self.cluster.granted.get(node.name, {}).values()]
         left_s = sum(max(0.0, one.expected_end_s - self.now) * one.units.get(resource, 0) for one in held)
         return PoolUsage(capacity, used, left_s)

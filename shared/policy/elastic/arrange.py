@@ -5,8 +5,8 @@ last of them takes some allowed amount k, and the others share the rest:
 
     least[0][s] = 0        least[i][s] = min over k of least[i - 1][left(s, k)] + cost_i(k)
 
-Only the topology's operator knows what a state is and which state remains. `least[i][all]` is the answer for the first
-i candidates, for every i: one table serves all evictions. O(candidates * states * amounts).
+Only the resource's operator (`resources.resource`) knows what a state is and which state remains. `least[i][all]` is
+the answer for the first i candidates, for every i: one table serves all evictions. O(candidates * states * amounts).
 
 The paper's version is corrected in three points. It begins with `dp[0][0] = 0` alone, so all units must be used: two
 actions of {1, 4} units could not share three. Its ISVALID tries every sum of the earlier amounts, which is exponential
@@ -19,42 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.policy.model.compiling import compiled
+from shared.policy.resources.resource import Operator
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
-
-
-class Operator(Protocol):
-    """Topology of a resource. A state is a number that says which units are free; its meaning is private to the
-    operator.
-    """
-
-    @property
-    def states(self) -> int:
-        """Number of states, from 0; the last one has all units free (END)."""
-
-    def left(self, state: int, units: int) -> int | None:
-        """Return the state after taking this many units (one or more) (PREV); None: it cannot give them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Identical units: a state is the number of free ones. CPU cores of one node."""
-
-    units: int
-
-    @property
-    def states(self) -> int:
-        return self.units + 1
-
-    def left(self, state: int, units: int) -> int | None:
-        return state - units if units <= state else None
 
 
 class Choices(NamedTuple):

@@ -63,6 +63,19 @@ def evict(
     return tuple(rows.units[bounds[: len(chosen)] + chosen].tolist()), float(objective_s)
 
 
+def queue_cost_s(
+    rows: Rows, more: Counts, spare: int, busy_s: Floats, *, depth: int, beyond: tuple[int, float], enough_s: float
+) -> float:
+    """Return the cost of all actions behind the first, to which `more` gives units beyond their fewest.
+
+    It stops above `enough_s`. Else as for `evict`, which calls the same compiled loops.
+    """
+    kept = len(more)
+    ends_s = _completions(rows.units, rows.lasts_s, rows.firsts, more, kept, spare, busy_s)
+    args = (rows.units, rows.lasts_s, rows.costs, rows.firsts, kept, ends_s, depth, *beyond, enough_s)
+    return float(_queued(*args))
+
+
 def grow(rows: Rows, spare: int) -> Counts:
     """Return the units beyond its fewest that each action is given by marginal gains alone.
 

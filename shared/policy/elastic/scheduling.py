@@ -26,8 +26,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from shared.policy.elastic import arrange
+from shared.policy.elastic import arrange, structured
 from shared.policy.elastic.eviction import Counts, Floats, Rows, evict
+from shared.policy.resources.resource import Counted, Operator
 
 LOOKED_AT: Final = 64
 """Waiting actions that are placed one by one; those behind them count as a fluid (`eviction.fluid_starts_s`).
@@ -89,7 +90,7 @@ class Scalable:
 
 def allot(
     candidates: Sequence[Scalable],
-    free: int,
+    free: int | Operator,
     waiting: Sequence[Scalable],
     busy_until_s: Sequence[float] | Floats,
     *,
@@ -101,7 +102,7 @@ def allot(
 
     Args:
         candidates: in order; all of them fit at their fewest units.
-        free: units to share.
+        free: units to share; an operator for units with structure (`Resource.states`).
         waiting: actions behind them, in order.
         busy_until_s: for each unit that is not free, seconds until it is predicted to be; overdue ones count as 0.
         evictable: most candidates that may be evicted; the first never is.
@@ -113,25 +114,22 @@ def allot(
 
     Among equal gains, the first candidate gets the unit. Oracle: tests/shared/policy/elastic/elastic_oracle.py.
     """
-    spare = free - sum(one.amounts[0] for one in candidates)
+    count = free if isinstance(free, int) else free.units
+    spare = count - sum(one.amounts[0] for one in candidates)
     if spare < 0:
-        raise ValueError(f"at their fewest units the candidates need {-spare} more than the {free} that are free")
+        raise ValueError(f"at their fewest units the candidates need {-spare} more than the {count} that are free")
     if not candidates:
         return ()
-    owned = free + len(busy_until_s)
+    owned = count + len(busy_until_s)
     looked_at = [one for one in waiting[:LOOKED_AT] if one.amounts[0] <= owned]  # others never start here
     beyond = [one.work_s for one in waiting[LOOKED_AT:] if one.amounts[0] <= owned]
     rows = _rows([*candidates, *looked_at], price(owned - spare, owned) if rule == "priced" else 0.0)
-    granted, _ = evict(
-        rows,
-        len(candidates),
-        spare,
-        np.array(busy_until_s, np.float64),  # a copy: loops are compiled for plain arrays
-        evictable=max(0, min(evictable, len(candidates) - 1)),
-        depth=max(1, depth),
-        beyond=(len(beyond), float(sum(beyond))),
-    )
-    return granted
+    busy_s = np.array(busy_until_s, np.float64)  # a copy: loops are compiled for plain arrays
+    evictable, depth = max(0, min(evictable, len(candidates) - 1)), max(1, depth)
+    fluid = (len(beyond), float(sum(beyond)))
+    if isinstance(free, int | Counted):
+        return evict(rows, len(candidates), spare, busy_s, evictable=evictable, depth=depth, beyond=fluid)[0]
+    return structured.evict(rows, len(candidates), free, busy_s, evictable=evictable, depth=depth, beyond=fluid)[0]
 
 
 def price(busy: int, owned: int) -> float:

@@ -63,10 +63,6 @@ class Work:
     """Duration on one unit as the trainer declares it; None: learned from its kind's history, if there is one."""
 
 
-STARTS = "starts"
-"""Resource that an environment holds while it is created, beside cores; it bounds the concurrent starts on a node."""
-
-
 @dataclass(frozen=True, slots=True)
 class EnvironmentNeed:
     """Environment that a trajectory's actions need: on one node, from its first action to its end (§5.2)."""
@@ -75,20 +71,14 @@ class EnvironmentNeed:
     kind: str
     """Kind that a node must offer to create it: `runtime.local` or `runtime.docker`."""
     units: Mapping[str, int]
-    """Resource -> units that the environment holds of its node until its end: memory, in MB."""
+    """Resource -> units that the environment holds of its node: until its end (memory), or until it has been created.
+    The resource declares which (`ResourceSpec.held_by`)."""
     image: str = ""
     """Its image, as container engines list it; empty: no image that a node would have to pull."""
-    starts: int = 0
-    """Units of `STARTS` that it holds until it has been created."""
-
-    @property
-    def held(self) -> dict[str, int]:
-        """Units it holds of its node while it is created."""
-        return {**self.units, STARTS: self.starts} if self.starts else dict(self.units)
 
     def begun_by(self, units: Mapping[str, int]) -> dict[str, int]:
         """Units that a node must have free for an action with these units that begins it."""
-        return {**units, **{name: units.get(name, 0) + count for name, count in self.held.items()}}
+        return {**units, **{name: units.get(name, 0) + count for name, count in self.units.items()}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,18 @@ while a share was lowered below what still runs. Then nothing is granted there u
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shared.policy.resources.residency import Residency
+from shared.policy.resources.resource import PLAIN, Resource, Specs
+
+
+def environment(trajectory: str) -> str:
+    """Holder of the units of a trajectory's environment. No conflict with actions, whose ids have no space."""
+    return f"environment {trajectory}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +45,10 @@ class Node:
     capacity: Mapping[str, int]
     """Units that exist."""
     kinds: frozenset[str]
-    share: dict[str, int] = field(default_factory=dict)
-    """Units it was assigned to own, for scaled resources; others are owned completely."""
-    used: dict[str, int] = field(default_factory=dict)
+    specs: Specs = field(default_factory=dict, repr=False)
+    """Resource -> what it declares; others are plain counts."""
+    resources: dict[str, Resource] = field(init=False)
+    """By name. Only `take`, `give_back`, `rearrange` and `own` change them."""
     orphans: dict[str, Orphan] = field(default_factory=dict)
     """Action -> its orphaned attempt here. A node never holds two attempts of one action."""
     prefetches: frozenset[str] = frozenset()
@@ -62,20 +70,42 @@ class Node:
     images: Residency = field(default_factory=Residency)
     """Images of its container engine."""
 
+    def __post_init__(self) -> None:
+        self.resources = {}
+        for name, units in self.capacity.items():
+            spec = self.specs.get(name, PLAIN)
+            self.resources[name] = spec.make(units, spec)
+
+    @property
+    def used(self) -> dict[str, int]:
+        """Units taken of each resource of which any were ever taken or exist."""
+        return {name: resource.used for name, resource in self.resources.items()}
+
     def limit(self, resource: str) -> int:
         """Units it owns."""
-        return self.share.get(resource, self.capacity.get(resource, 0))
+        known = self.resources.get(resource)
+        return 0 if known is None else known.capacity if known.share is None else known.share
+
+    def share(self, resource: str) -> int | None:
+        """Units it was assigned to own; None: none were assigned, and it owns all."""
+        known = self.resources.get(resource)
+        return None if known is None else known.share
 
     def free(self, resource: str) -> int:
         """Units that may be granted now; never negative."""
-        share = self.share.get(resource)
-        free = (self.capacity.get(resource, 0) if share is None else share) - self.used.get(resource, 0)
-        return max(0, free)
+        known = self.resources.get(resource)
+        return 0 if known is None else known.free
+
+    def taken(self, resource: str) -> int:
+        """Units that are taken."""
+        known = self.resources.get(resource)
+        return 0 if known is None else known.used
 
     def has_free(self, units: Mapping[str, int]) -> bool:
-        """Return whether all these units are free now."""
-        for name, count in units.items():  # noqa: SIM110  # hot path: `all` takes twice as long
-            if count > self.free(name):
+        """Return whether all these units can be taken now."""
+        for name, count in units.items():
+            known = self.resources.get(name)
+            if not (known.fits(count) if known is not None else count <= 0):
                 return False
         return True
 
@@ -91,19 +121,47 @@ class Node:
         """Return whether it could run this if it were empty and owned all its units."""
         if kind not in self.kinds:
             return False
-        for name, count in units.items():  # noqa: SIM110  # called for every new action: `all` takes twice as long
-            if self.capacity.get(name, 0) < count:
+        for name, count in units.items():
+            known = self.resources.get(name)
+            if not (known.could_ever(count) if known is not None else count <= 0):
                 return False
         return True
 
-    def take(self, units: Mapping[str, int]) -> None:
-        for name, count in units.items():
-            self.used[name] = self.used.get(name, 0) + count
+    def score(self, resource: str, units: int) -> float:
+        """Score of a resource's placement strategy for so many units; minus infinity if it does not have any."""
+        known = self.resources.get(resource)
+        return -math.inf if known is None else known.spec.score(known, units)
 
-    def give_back(self, units: Mapping[str, int]) -> None:
+    # ---- changes of units: all of them are here ----------------------------------------------------------------
+
+    def take(self, units: Mapping[str, int], holder: str) -> None:
+        """Take units for a holder: an action, or a trajectory's environment (`environment`)."""
         for name, count in units.items():
-            self.used[name] -= count
-            assert self.used[name] >= 0, f"{self.name}: more {name} given back than taken"
+            known = self.resources.get(name)
+            if known is None:  # reported by a node that does not have it
+                spec = self.specs.get(name, PLAIN)
+                known = self.resources[name] = spec.make(0, spec)
+            known.take(count, holder)
+
+    def give_back(self, units: Mapping[str, int], holder: str) -> None:
+        """Give back what a holder has taken."""
+        for name, count in units.items():
+            assert name in self.resources, f"{self.name}: more {name} given back than taken"
+            known = self.resources[name]
+            assert count <= known.used, f"{self.name}: more {name} given back than taken"
+            known.give_back(count, holder)
+
+    def rearrange(self, resource: str, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """Change the units of several holders: all give back theirs, then those of `after` take, in its order."""
+        known = self.resources[resource]
+        for holder, units in before.items():
+            known.give_back(units, holder)
+        for holder, units in after.items():
+            known.take(units, holder)
+
+    def own(self, resource: str, units: int) -> None:
+        """Set the units that it owns of a scaled resource."""
+        self.resources[resource].share = units
 
     # ---- orphans -----------------------------------------------------------------------------------------------
 
@@ -112,7 +170,7 @@ class Node:
         orphan = self.orphans.get(action)
         if orphan is not None and (orphan.stage, orphan.attempt) == (stage, attempt):
             del self.orphans[action]
-            self.give_back(orphan.units)
+            self.give_back(orphan.units, action)
 
     def orphans_until(self, serial: int) -> Iterator[tuple[str, Orphan]]:
         """Orphans that an inventory requested at this serial must list if they still exist."""
@@ -147,19 +205,29 @@ class Node:
 
 
 def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int], resource: str) -> Node | None:
-    """Return the node with the most free units of the pool's resource among those that fit; the first of them where
-    equal.
+    """Return the node whose pool's resource has the highest score among those that fit (`ResourceSpec.score`; for plain
+    counts, the one with the most free units); the first of them where equal.
     """
     best: Node | None = None
-    most = units.get(resource, 0) - 1
+    wanted = units.get(resource, 0)
     alone = len(units) == 1 and resource in units
+    highest = -math.inf
     for node in nodes:
-        share = node.share.get(resource)  # as in `free`, without the call: evaluated for every node and grant
-        free = (node.capacity.get(resource, 0) if share is None else share) - node.used.get(resource, 0)
-        if free <= most or not node.ready or kind not in node.kinds or action in node.orphans:
+        known = node.resources.get(resource)
+        if known is None:
+            if wanted:
+                continue
+            score = 0.0
+        elif known.spec is PLAIN:  # as `most_free`, without the calls: evaluated for every node and grant
+            score = known.free
+            if score < wanted:
+                continue
+        else:
+            score = known.spec.score(known, wanted)
+        if score <= highest or not node.ready or kind not in node.kinds or action in node.orphans:
             continue
-        if alone or node.has_free(units):
-            best, most = node, free
+        if (alone and known is not None and known.spec is PLAIN) or node.has_free(units):
+            best, highest = node, score
     return best
 
 
@@ -175,7 +243,7 @@ def spread(
     ordered = sorted(nodes, key=lambda node: node.name)
     capacity = {node.name: node.capacity.get(resource, 0) for node in ordered}
     shares = {
-        node.name: min(max(node.used.get(resource, 0), (at_least or {}).get(node.name, 0)), capacity[node.name])
+        node.name: min(max(node.taken(resource), (at_least or {}).get(node.name, 0)), capacity[node.name])
         for node in ordered
     }
     level, left = _level(wanted - sum(shares.values()), [(shares[name], capacity[name]) for name in shares])

@@ -11,7 +11,6 @@ A node that lacks an image can still create its environments: it pulls first. So
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -104,8 +103,3 @@ class Residency:
             if self.expected[oldest].until_s > now:
                 return
             del self.expected[oldest]
-
-
-def share(used: int, capacity: int) -> float:
-    """Share of a resource that is taken; infinity if the capacity is zero."""
-    return used / capacity if capacity else math.inf

@@ -7,13 +7,17 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from shared.messages.environments import RESOURCES
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import EnvironmentNeed, Request, Work
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.resource import ResourceSpec, least_load
 
 CORES = "cores@cpu"
 SLOTS = "slots@cpu"
 CHUNKS = "chunks@gpu"
+SPECS = {**RESOURCES, "memory": ResourceSpec("environment", score=least_load)}
+"""What resources of test nodes declare."""
 
 
 def work(
@@ -50,7 +54,7 @@ def node(
     name: str = "n", capacity: Mapping[str, int] | None = None, *, kinds: str = "run", incarnation: str = "1"
 ) -> Node:
     """A CPU node that has sent its hello and nothing more."""
-    return Node(name, incarnation, "cpu", capacity or {"cores": 4}, frozenset(kinds.split()))
+    return Node(name, incarnation, "cpu", capacity or {"cores": 4}, frozenset(kinds.split()), SPECS)
 
 
 COSTS: tuple[tuple[str, Mapping[str, int]], ...] = (

@@ -48,7 +48,7 @@ def test_an_action_of_a_trajectory_needs_a_node_with_the_runtime(image: str, kin
 
     request = to_request(journalled(acting("a", "t7", spec=spec)))
 
-    assert request.need == EnvironmentNeed("t7", kind, {"memory_mb": 300}, pulled, starts=1)
+    assert request.need == EnvironmentNeed("t7", kind, {"memory_mb": 300, "starts": 1}, pulled)
     assert not request.stages[0].repeatable
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from shared.policy.model.formulation import Command, Grant, TrajectoryEnd
 from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.ledger import Node
+from tests.shared.policy.strategies import SPECS
 
 
 @dataclass(slots=True)
@@ -69,7 +70,9 @@ class Host:
         return f"{self.name}/{self.starts}"
 
     def hello(self) -> Node:
-        return Node(self.name, self.incarnation, self.node_class, self.capacity, self.kinds, prefetches=self.prefetches)
+        return Node(
+            self.name, self.incarnation, self.node_class, self.capacity, self.kinds, SPECS, prefetches=self.prefetches
+        )
 
     def fits(self, grant: Grant) -> bool:
         def taken(resource: str) -> int:

@@ -47,7 +47,7 @@ class LeaderRecords(Records):
                 self.leader.restored(self.now, action_id, stage, attempt, acts, host)
         for at, hello in self.hellos:
             if self.now - at < NODE_LOST_S:
-                fresh = Node(hello.name, hello.incarnation, hello.node_class, hello.capacity, hello.kinds)
+                fresh = Node(hello.name, hello.incarnation, hello.node_class, hello.capacity, hello.kinds, hello.specs)
                 fresh.prefetches = hello.prefetches
                 self.do(self.leader.node_joined(self.now, fresh))
         self.read = 0

@@ -130,9 +130,7 @@ class Records:
                 owned = 0
                 for node in nodes:
                     found = self.shares.get((node.incarnation, pool.resource))
-                    assert found == node.share.get(pool.resource), (
-                        f"{node.name} was assigned {found} of {pool.resource}"
-                    )
+                    assert found == node.share(pool.resource), f"{node.name} was assigned {found} of {pool.resource}"
                     owned += found or 0
                 capacity = sum(node.capacity.get(pool.resource, 0) for node in nodes)
                 assert owned >= min(capacity, pool.target), f"{pool.name} owns less than its target"

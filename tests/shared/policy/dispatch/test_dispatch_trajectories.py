@@ -21,13 +21,13 @@ from shared.policy.model.formulation import (
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult, ExecutionStatus
 from shared.policy.resources.ledger import Node
-from tests.shared.policy.strategies import request, work
+from tests.shared.policy.strategies import SPECS, request, work
 
 KINDS = frozenset({"run", "act", "runtime.local"})
 
 
 def host(name: str, cores: int = 4, memory: int = 100) -> Node:
-    return Node(name, "1", "cpu", {"cores": cores, "memory_mb": memory}, KINDS)
+    return Node(name, "1", "cpu", {"cores": cores, "memory_mb": memory}, KINDS, SPECS)
 
 
 def meet(dispatcher: Dispatcher, *nodes: Node, now: float = 0.0) -> None:
@@ -228,7 +228,7 @@ def test_cores_are_owned_on_the_node_of_an_environment_even_with_a_target_of_zer
 
 
 def replace_incarnation(node: Node, incarnation: str) -> Node:
-    return Node(node.name, incarnation, node.node_class, node.capacity, node.kinds)
+    return Node(node.name, incarnation, node.node_class, node.capacity, node.kinds, node.specs)
 
 
 def test_a_leader_that_died_over_an_answer_had_granted_the_next_action_and_both_are_answered() -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from shared.messages.environments import STARTS
 from shared.policy.dispatch.environment_placements import EnvironmentPlacements
 from shared.policy.dispatch.nodes import Nodes
-from shared.policy.model.formulation import STARTS, EnvironmentNeed
+from shared.policy.model.formulation import EnvironmentNeed
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.strategies import node
 
 MEMORY = {"memory_mb": 10}
-NEED = EnvironmentNeed("t", "runtime.docker", MEMORY, starts=1)
+NEED = EnvironmentNeed("t", "runtime.docker", {**MEMORY, STARTS: 1})
 
 
 @pytest.fixture
 def host() -> Node:
-    return node("n", {"cores": 4, "memory_mb": 100, STARTS: 2})
+    return node("n", {"memory_mb": 100, STARTS: 2})
 
 
 @pytest.fixture
@@ -47,16 +48,16 @@ def test_an_environment_that_is_placed_elsewhere_is_an_orphan_until_its_end(
 ) -> None:
     for _ in range(2):  # units of an orphan are taken once
         assert environments.reconcile(host, {"unknown": MEMORY}, 0) == (["unknown"], [])
-        assert host.used == MEMORY
+        assert host.used == {**MEMORY, STARTS: 0}
     assert environments.remove_orphan("n", "unknown")
     assert not environments.remove_orphan("n", "unknown")
-    assert host.used == {"memory_mb": 0}
+    assert host.used == {"memory_mb": 0, STARTS: 0}
 
 
 def test_an_orphan_that_an_inventory_no_longer_lists_has_ended(environments: EnvironmentPlacements, host: Node) -> None:
     environments.reconcile(host, {"unknown": MEMORY}, 0)
     assert environments.reconcile(host, {}, 0) == ([], [])
-    assert host.used == {"memory_mb": 0}
+    assert host.used == {"memory_mb": 0, STARTS: 0}
     assert not environments.orphans
 
 

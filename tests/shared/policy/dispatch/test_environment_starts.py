@@ -7,9 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.messages.environments import STARTS
 from shared.policy.dispatch.backlog import survey, why_it_waits_to_begin
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.model.formulation import STARTS, Command, EnvironmentNeed, Grant, Request
+from shared.policy.model.formulation import Command, EnvironmentNeed, Grant, Request
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
@@ -20,7 +21,7 @@ MEMORY = "memory_mb"
 
 def starting(name: str, trajectory: str, seq: int, memory: int = 1) -> Request:
     return replace(
-        act(name, trajectory, seq=seq), need=EnvironmentNeed(trajectory, "runtime.local", {MEMORY: memory}, starts=1)
+        act(name, trajectory, seq=seq), need=EnvironmentNeed(trajectory, "runtime.local", {MEMORY: memory, STARTS: 1})
     )
 
 

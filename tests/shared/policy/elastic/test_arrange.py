@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.elastic.arrange import Choices, Counted, arrange, arrange_counted, warm
+from shared.policy.elastic.arrange import Choices, arrange, arrange_counted, warm
+from shared.policy.resources.resource import Counted
 from tests.shared.policy.elastic.elastic_oracle import amounts, splits
 
 
@@ -57,6 +58,10 @@ class Boards:
 
     first: int
     second: int
+
+    @property
+    def units(self) -> int:
+        return self.first + self.second
 
     @property
     def states(self) -> int:

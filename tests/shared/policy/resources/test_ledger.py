@@ -18,9 +18,10 @@ vectors = st.fixed_dictionaries({"cores": st.integers(0, 4), "memory": st.intege
 
 def ready(name: str, cores: int, *, used: int = 0, share: int | None = None, kinds: str = "run") -> Node:
     made = node(name, {"cores": cores}, kinds=kinds)
-    made.ready, made.used["cores"] = True, used
+    made.ready = True
+    made.take({"cores": used}, "another")
     if share is not None:
-        made.share["cores"] = share
+        made.own("cores", share)
     return made
 
 
@@ -81,12 +82,12 @@ def test_a_grant_goes_to_the_node_with_the_most_free_units_and_by_name_where_equ
     found = place(nodes, "r", "run", {"cores": 1}, "cores")
     assert found is not None
     assert found.name == "b"
-    nodes[1].take({"cores": 1})
+    nodes[1].take({"cores": 1}, "r")
     for name in "bcd":  # 4, 5 and 5 are free
         found = place(nodes, "r", "run", {"cores": 4}, "cores")
         assert found is not None
         assert found.name == {"b": "c", "c": "d", "d": "b"}[name]
-        found.take({"cores": 4})
+        found.take({"cores": 4}, "r")
     assert place(nodes, "r", "run", {"cores": 4}, "cores") is None
 
 
@@ -119,7 +120,7 @@ def test_a_vector_fits_whole_or_not_at_all(
 ) -> None:
     host = node("n", capacity)
     host.ready = True
-    host.used.update(used)
+    host.take(used, "another")
     whole = all(used[name] + units[name] <= capacity[name] or not units[name] for name in units)
     assert host.fits("r", "run", units) == whole
     assert all(host.free(name) == max(0, capacity[name] - used[name]) for name in capacity)
@@ -127,9 +128,9 @@ def test_a_vector_fits_whole_or_not_at_all(
 
 def test_unused_units_cannot_be_released() -> None:
     host = node("n")
-    host.take({"cores": 1})
+    host.take({"cores": 1}, "r")
     with pytest.raises(AssertionError, match="n: more cores given back than taken"):
-        host.give_back({"cores": 2})
+        host.give_back({"cores": 2}, "r")
 
 
 # ---- orphans and inventory requests ----------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def test_unused_units_cannot_be_released() -> None:
 
 def test_an_orphan_ends_by_its_own_attempt_alone() -> None:
     host = node("n")
-    host.take({"cores": 2})
+    host.take({"cores": 2}, "r")
     host.orphans["r"] = Orphan(1, 2, {"cores": 2}, 7, 0.0)
     for stage, attempt in ((1, 1), (0, 2)):
         host.orphan_ended("r", stage, attempt)

@@ -26,7 +26,7 @@ def engine(name: str, *images: str, cores: int = 4, memory: int = 100, used: int
     node = host(name, cores, memory)
     node.kinds |= {DOCKER}
     node.images.changed(images, ())
-    node.used[MEMORY] = used
+    node.take({MEMORY: used}, "another")
     node.ready = True
     return node
 
@@ -73,7 +73,8 @@ def nodes_of(states: list[tuple[int, int, int, bool]]) -> list[Node]:
     nodes = []
     for number, (rank, used, busy, ready) in enumerate(states):
         node = engine(f"n{number}", *(["i:1"] if rank == PRESENT else []), used=used)
-        node.used["cores"], node.ready = busy, ready
+        node.take({"cores": busy}, "another")
+        node.ready = ready
         if rank == EXPECTED:
             node.images.expect("i:1", {}, 0.0)
         nodes.append(node)
@@ -102,7 +103,7 @@ def test_one_node_pulls_at_most_and_it_is_the_one_where_an_empty_mesh_would_plac
     """Oracle: `place_environment` where every core is free."""
     nodes = nodes_of(states)
     for node in nodes:
-        node.used["cores"] = 0
+        node.give_back({"cores": node.taken("cores")}, "another")
     placement = place_environment(nodes, beginning("i:1", memory), "cores", 0.0)
     has = [node.images.rank("i:1", 0.0) for node in nodes]
     pulls = place_pull(nodes, "i:1", DOCKER, {MEMORY: memory}, 0.0)

@@ -28,6 +28,7 @@ from shared.policy.model.formulation import (
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.resource import ResourceSpec, least_load
 from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
 from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, SystemRun
 from treadle.lab.replay.tangram.trace import Batch, TrajectoryStep
@@ -37,6 +38,7 @@ Event = Literal["act", "end", "tick"]
 NODE_CLASS: Final = "default"
 CORES: Final = "cores"
 MEMORY: Final = "memory_mb"
+SPECS: Final = {MEMORY: ResourceSpec("environment", score=least_load)}
 RUNTIME: Final = "runtime.docker"
 INCARNATION: Final = "1"
 TICK_S: Final = 1.0
@@ -108,7 +110,7 @@ class SimulatedMesh:
         self.dispatcher.cluster.elastic.depth = system.depth
         for name in self._free:
             capacity = {CORES: cluster.cores, MEMORY: cluster.memory_mb}
-            node = Node(name, INCARNATION, NODE_CLASS, capacity, frozenset({RUNTIME, *self._timeouts}))
+            node = Node(name, INCARNATION, NODE_CLASS, capacity, frozenset({RUNTIME, *self._timeouts}), SPECS)
             self.dispatcher.node_joined(0.0, node)
             self.dispatcher.inventory_taken(0.0, name, INCARNATION, {})
 

@@ -150,7 +150,7 @@ async def test_a_revocation_stops_a_running_attempt(post: NodeUnderTest) -> None
     await post.send(grant("a"), Revoked(action="a", epoch=1, attempt=1))
 
     (outcome,) = await post.outcomes(1)
-    assert (outcome.action, outcome.status) == ("a", "cancelled")
+    assert (outcome.action, outcome.result.status) == ("a", "cancelled")
 
 
 async def test_it_owns_the_share_that_the_leader_set(post: NodeUnderTest) -> None:
@@ -191,7 +191,7 @@ async def test_environments_are_listed_in_the_inventory_from_creation_to_end(pos
 
     assert being_made.environments == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})]
     assert listed.environments == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100})]
-    assert (began.action, began.status) == ("a", "ok")
+    assert (began.action, began.result.status) == ("a", "ok")
     assert kinds(ended) == [EnvironmentEnded] * 2
     assert {one.trajectory: (one.node, one.incarnation, one.ended) for one in ended} == {
         "t": ("n", "1", "closed"),
@@ -222,7 +222,7 @@ async def test_a_heartbeat_reports_a_created_environment_during_its_first_action
         post.parts.runtime.go.set()
         finished = (await post.outcomes(3))[2]
 
-    assert (made, finished.status) == (EnvironmentCreated(node="n", incarnation="1", trajectory="t"), "ok")
+    assert (made, finished.result.status) == (EnvironmentCreated(node="n", incarnation="1", trajectory="t"), "ok")
 
 
 async def test_a_heartbeat_reports_added_and_removed_images(post: NodeUnderTest) -> None:
@@ -242,8 +242,12 @@ async def test_a_postponed_attempt_is_reported_with_its_reason_and_time(post: No
     await post.send(in_environment("a", begins=True))
     (end,) = await post.outcomes(1)
 
-    assert (end.status, end.reason, end.retry_in_s) == ("postponed", "the registry limits pulls", 7.0)
-    assert (end.environment_exists, post.parts.memory.used) == (False, 0)
+    assert (end.result.status, end.result.reason, end.result.retry_in_s) == (
+        "postponed",
+        "the registry limits pulls",
+        7.0,
+    )
+    assert (end.result.environment_exists, post.parts.memory.used) == (False, 0)
 
 
 async def test_a_heartbeat_reports_memory_and_finds_dead_environments(post: NodeUnderTest) -> None:
@@ -361,7 +365,7 @@ async def test_stopping_reports_lost_attempts_and_publishes_bye(post: NodeUnderT
     await post.node.stop()
 
     lost = (await post.published(OUTCOMES))[1:]
-    assert sorted((one.action, one.status) for one in lost) == [("a", "lost"), ("b", "lost")]
+    assert sorted((one.action, one.result.status) for one in lost) == [("a", "lost"), ("b", "lost")]
     assert (await post.published(NODES))[-1] == Bye(node="n", incarnation="1")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypedDict
 
 from fastapi import FastAPI
@@ -30,6 +31,7 @@ from services.cpu_manager.topology import topology
 from shared.bus import functions
 from shared.bus.connection import connect, with_retries
 from shared.bus.identity import mesh_identity
+from shared.bus.nodes import next_generation
 from shared.messages.environments import MEMORY, STARTS
 from shared.messages.kinds import ENVIRONMENT_KINDS
 from shared.messages.nodes import Hello
@@ -54,7 +56,11 @@ class Offer(TypedDict):
 
 
 def _hello(
-    settings: CpuManagerSettings, usages: dict[str, ResourceUsage], executor: NodeExecutor, detected: DetectedRuntimes
+    settings: CpuManagerSettings,
+    generation: int,
+    usages: dict[str, ResourceUsage],
+    executor: NodeExecutor,
+    detected: DetectedRuntimes,
 ) -> Hello:
     return Hello(
         node=settings.node,
@@ -62,6 +68,7 @@ def _hello(
         node_class=settings.node_class,
         capacity={name: usage.exist for name, usage in usages.items()},
         prefetches=["cores"],
+        generation=generation,
         **_offer(executor, detected),
     )
 
@@ -151,7 +158,9 @@ async def _assemble(
     usages = {"cores": cores.usage, "slots": slots}
     if detected.runtimes.names or _may_get_engine(settings, detected):
         usages[MEMORY], usages[STARTS] = memory, starts
-    hello = _hello(settings, usages, executor, detected)
+    started = partial(next_generation, redis, settings.node)
+    generation = await with_retries(started, what="counting this start", limit_s=STORE_S)
+    hello = _hello(settings, generation, usages, executor, detected)
     outbox = Outbox(redis)
     report = observe(outbox.put)
     registry = EnvironmentRegistry(

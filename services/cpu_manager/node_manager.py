@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from redis.asyncio import Redis
@@ -12,8 +14,8 @@ from redis.asyncio import Redis
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.outbox import Outbox
 from services.cpu_manager.resource_usage import ResourceUsage
-from shared.bus import functions
 from shared.bus.connection import TRANSIENT, command, with_retries
+from shared.bus.nodes import publish_bye, publish_heartbeat, publish_hello
 from shared.bus.tail import Tail
 from shared.messages.grants import (
     EnvironmentClosed,
@@ -25,10 +27,12 @@ from shared.messages.grants import (
     ShareSet,
     grants_topic,
 )
-from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
+from shared.messages.nodes import Bye, Heartbeat, Hello
 from shared.messages.outcomes import ImagesChanged, InventoryTaken
 from shared.runtime import log
 from shared.runtime.clock import Clock
+
+T = TypeVar("T")
 
 _log = log.get(__name__)
 
@@ -76,7 +80,7 @@ class NodeManager:
 
     async def run(self) -> None:
         """Publish the hello, then execute the leader's messages until stopped."""
-        await self._publish_until_stored(self._hello)
+        await self._publish_hello()
         async for entries in self.tail.batches():
             for entry in entries:
                 self._handle(entry.message)
@@ -87,15 +91,15 @@ class NodeManager:
     async def heartbeats(self, every_s: float) -> None:
         """Publish heartbeats forever, and report as started the attempts that are still running at a heartbeat.
 
-        Every `HEARTBEATS_A_HELLO` heartbeats the hello is published again: the stream `nodes` is bounded, and a service
-        that starts late must find the hello in it.
+        Every `HEARTBEATS_A_HELLO` heartbeats the hello is published again: a silent node's hello expires, and services
+        that have forgotten this node must find it again.
         """
         for beats in itertools.count(1):
             self._attempts.report_started()
             self._attempts.registry.check()
             self._report_images()
             if beats % HEARTBEATS_A_HELLO == 0:
-                await self._publish_until_stored(self._hello)
+                await self._publish_hello()
             now = self._clock.monotonic()
             for usage in self._usages.values():
                 usage.integrate(now)
@@ -108,7 +112,7 @@ class NodeManager:
                 used_unit_s={name: round(usage.used_unit_s, 3) for name, usage in self._usages.items()},
                 cold_start_s=self._cold_start_s(),
             )
-            await self._publish_until_stored(beat)
+            await self._until_stored(partial(publish_heartbeat, self._redis, beat))
             if self._untrimmed:
                 await self._trim()
             await asyncio.sleep(every_s)
@@ -116,7 +120,7 @@ class NodeManager:
     async def offer(self, *, kinds: list[str], runtimes: list[str], labels: dict[str, str]) -> None:
         """Publish a new hello with these additional offers. A node never withdraws an offer."""
         self._hello = msgspec.structs.replace(self._hello, kinds=kinds, runtimes=runtimes, labels=labels)
-        await self._publish_until_stored(self._hello)
+        await self._publish_hello()
 
     async def stop(self) -> None:
         """Kill running work, report the outcomes, publish a Bye. Bounded: without Valkey the Bye is not published."""
@@ -125,7 +129,7 @@ class NodeManager:
         try:
             async with asyncio.timeout(2.0):
                 await self._outbox.flush()
-                await self._publish(Bye(node=self._hello.node, incarnation=self._hello.incarnation))
+                await publish_bye(self._redis, Bye(node=self._hello.node, incarnation=self._hello.incarnation))
         except (*TRANSIENT, TimeoutError) as error:
             _log.warning("bye_not_published", error=str(error))
 
@@ -182,11 +186,9 @@ class NodeManager:
         except TRANSIENT:
             return  # the next trim covers this one
 
-    async def _publish_until_stored(self, message: Hello | Heartbeat) -> None:
-        async def attempt() -> None:
-            await self._publish(message)
+    async def _publish_hello(self) -> None:
+        if not await self._until_stored(partial(publish_hello, self._redis, self._hello)):
+            _log.error("hello_rejected", node=self._hello.node, reason="a later manager has this node's name")
 
-        await with_retries(attempt, what="reporting to the leader", limit_s=None)
-
-    async def _publish(self, message: Hello | Heartbeat | Bye) -> None:
-        await functions.publish(self._redis, NODES.name, NODES.maxlen or 0, [NODES.encode(message)])
+    async def _until_stored(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        return await with_retries(attempt, what="reporting to the leader", limit_s=None)

@@ -26,6 +26,8 @@ class Capacity:
     def receive(self, at: Seconds, message: Hello | Heartbeat | Bye) -> None:
         """Handle one message, in the order of the stream."""
         if isinstance(message, Hello):
+            if (newer := self._hellos.get(message.node)) is not None and newer.generation > message.generation:
+                return
             self._hellos[message.node] = message
             while len(self._hellos) > MAX_NODES:
                 oldest = next(iter(self._hellos))

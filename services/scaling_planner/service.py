@@ -21,6 +21,7 @@ from services.scaling_planner.measurements import ended_batch, observed_batches,
 from shared.bus import functions
 from shared.bus.batch_snapshot import read_counts, read_snapshot
 from shared.bus.connection import ValkeyClock, command, with_retries
+from shared.bus.nodes import read_hellos
 from shared.bus.results import RequestRecord, read_record
 from shared.bus.tail import Tail
 from shared.messages.batches import BatchEnded, BatchOpened, FirstArrival, RolloutProgress
@@ -127,6 +128,8 @@ class PlannerService:
 
     async def follow_nodes(self, tail: Tail) -> None:
         """Loop: update the ceilings. Messages from before this process started count for nodes that are still alive."""
+        for stored in await with_retries(lambda: read_hellos(self._redis), what="reading hellos", limit_s=None):
+            self._capacity.receive(stored.at, stored.hello)
         backlog, last = True, None
         async for entries in tail.batches():
             for entry in entries:

@@ -1,6 +1,7 @@
 """Typed calls of the server-side functions in `functions.lua`. All are atomic and safe to repeat.
 
-Those of `trajectories.lua` are in `shared.bus.trajectories`, those of `archive.lua` in `shared.bus.archive`.
+Those of `trajectories.lua` are in `shared.bus.trajectories`, those of `archive.lua` in `shared.bus.archive`, those of
+`nodes.lua` in `shared.bus.nodes`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shared.runtime.units import Epoch, Seconds
 _packed = msgspec.msgpack.Encoder().encode
 
 
-SOURCES = ("functions.lua", "trajectories.lua", "archive.lua")
+SOURCES = ("functions.lua", "trajectories.lua", "archive.lua", "nodes.lua")
 """Parts of one library. Later ones use definitions of the first."""
 
 
@@ -159,7 +160,7 @@ async def load(redis: Redis) -> None:
         await command(redis, "FUNCTION", "LOAD", "REPLACE", source)
 
 
-async def call(redis: Redis, name: str, *args: Any) -> Any:
+async def call(redis: Redis, name: str, *args: Any, keys: Sequence[str] = ()) -> Any:
     """Call one function of the library and return its plain reply.
 
     Raises:
@@ -167,7 +168,7 @@ async def call(redis: Redis, name: str, *args: Any) -> Any:
         Overloaded: Valkey's memory bound is reached; nothing was written.
     """
     try:
-        return await command(redis, "FCALL", name, 0, *args)
+        return await command(redis, "FCALL", name, len(keys), *keys, *args)
     except OutOfMemoryError as error:
         raise Overloaded(what=MEMORY_FULL, retry_after_s=2.0) from error
     except ResponseError as error:

@@ -25,6 +25,9 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello.v1"):
     """For people: languages with versions, sandbox rung, runtime ..."""
     runtimes: list[str] = []
     """Runtimes that can create environments here: `local`, `docker`."""
+    generation: int = 0
+    """Number of this start of a manager, from a counter of Valkey. A later incarnation of a node has a higher one.
+    0: unknown."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):

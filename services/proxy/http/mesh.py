@@ -14,6 +14,7 @@ from fastapi import APIRouter, Query
 from services.proxy.state import CurrentState, ProxyState
 from shared.api.mesh import HealthView, NodeList, NodeState, NodeView, PlanList, PlanView, PoolList, PoolView
 from shared.bus.connection import command
+from shared.bus.nodes import StoredHello, read_hellos
 from shared.messages.base import Topic
 from shared.messages.environments import HELD
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
@@ -40,7 +41,7 @@ async def _newest(proxy: ProxyState, topic: Topic[Any], count: int) -> list[tupl
 
 
 async def _nodes(proxy: ProxyState) -> list[NodeView]:
-    hellos: dict[str, Hello] = {}
+    hellos = {stored.hello.node: stored for stored in await read_hellos(proxy.redis)}
     beats: dict[tuple[str, str], Heartbeat] = {}
     gone: set[tuple[str, str]] = set()
     seen: dict[str, float] = {}
@@ -48,17 +49,17 @@ async def _nodes(proxy: ProxyState) -> list[NodeView]:
         seen.setdefault(message.node, at)
         match message:
             case Hello():
-                hellos.setdefault(message.node, message)
+                hellos.setdefault(message.node, StoredHello(message, at))
             case Heartbeat():
                 beats.setdefault((message.node, message.incarnation), message)
             case Bye():
                 gone.add((message.node, message.incarnation))
     now = proxy.clock.unix()
     views = []
-    for name, hello in sorted(hellos.items()):
+    for name, (hello, hello_at) in sorted(hellos.items()):
         key = (name, hello.incarnation)
         beat = beats.get(key)
-        silent_s = now - seen[name]
+        silent_s = now - max(hello_at, seen.get(name, 0.0))
         present: NodeState = "silent" if silent_s > proxy.settings.node_lost_s else "ready"
         views.append(
             NodeView(

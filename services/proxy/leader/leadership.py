@@ -18,6 +18,7 @@ from services.proxy.settings import ProxySettings
 from shared.bus import functions, trajectories
 from shared.bus.connection import TRANSIENT, ValkeyClock, command
 from shared.bus.functions import Answering, Deposed
+from shared.bus.nodes import expire_hellos
 from shared.bus.tail import Tail
 from shared.messages.actions import ActionSubmitted
 from shared.messages.outcomes import ANSWERED, OUTCOMES
@@ -138,7 +139,7 @@ class Leadership:
                 await self._check_planner(leader)
                 if loop.time() - swept > 10.0:
                     swept = loop.time()
-                    await self._sweep(tail)
+                    await self._sweep(leader, tail)
             except Deposed:
                 interpreter.deposed = True
             except TRANSIENT as error:
@@ -157,13 +158,16 @@ class Leadership:
     async def _check_planner(self, leader: Leader) -> None:
         leader.planned(await command(self._redis, "EXISTS", PLANNER_LEASE) == 1)
 
-    async def _sweep(self, tail: Tail) -> None:
+    async def _sweep(self, leader: Leader, tail: Tail) -> None:
         last = int(tail.last(OUTCOMES).partition("-")[0])
         if last:
             oldest = round(last - TRIM_BEHIND_S * 1000)
             await command(self._redis, "XTRIM", OUTCOMES.name, "MINID", "~", str(oldest))
         for trajectory in await trajectories.expire_trajectories(self._redis, self.epoch):
             _log.warning("trajectory_expired", trajectory=trajectory)
+        for node in await expire_hellos(self._redis, self.epoch):
+            leader.nodes.forget(node)
+            _log.warning("silent_node_forgotten", node=node)
         now = (await ValkeyClock.measure(self._redis)).unix()
         for name in await command(self._redis, "ZRANGE", "batches:open", 0, -1):
             batch = name.decode()

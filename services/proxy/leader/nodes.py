@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from services.proxy.leader.requests import runtime_kind
+from shared.bus.nodes import MOST_NODES
 from shared.bus.tail import Entry
 from shared.messages.base import Topic
 from shared.messages.environments import RESOURCES
@@ -15,8 +16,6 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import Command
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.resource import UNLIMITED
-
-MOST_NODES = 4096
 
 
 class NodeRegistry:
@@ -45,14 +44,12 @@ class NodeRegistry:
         """
         fresh = now - entry.at < dispatcher.node_lost_s
         match entry.message:
-            case Hello() as hello:
+            case Hello() as hello if not self._is_superseded(hello):
                 self._hellos[hello.node] = hello
                 self._stopped.discard(hello.node)
                 self._topics[hello.node] = grants_topic(hello.node, hello.incarnation)
                 while len(self._hellos) > MOST_NODES:
-                    oldest = next(iter(self._hellos))
-                    del self._hellos[oldest], self._topics[oldest]
-                    self._stopped.discard(oldest)
+                    self.forget(next(iter(self._hellos)))
                 return dispatcher.node_joined(now, _ledger_node(hello)) if fresh else ()
             case Heartbeat() as beat if fresh and not dispatcher.node_seen(now, beat.node, beat.incarnation):
                 known = self._hellos.get(beat.node)
@@ -64,6 +61,17 @@ class NodeRegistry:
                     self._stopped.add(bye.node)
                     return dispatcher.node_lost(now, bye.node, "it has stopped")
         return ()
+
+    def forget(self, node: str) -> None:
+        """Remove a node that has been silent for long."""
+        self._hellos.pop(node, None)
+        self._topics.pop(node, None)
+        self._stopped.discard(node)
+
+    def _is_superseded(self, hello: Hello) -> bool:
+        """Return whether a later incarnation of its node is known. A manager that was frozen repeats its hello."""
+        known = self._hellos.get(hello.node)
+        return known is not None and known.generation > hello.generation
 
 
 def _ledger_node(hello: Hello) -> Node:

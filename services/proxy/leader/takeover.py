@@ -12,9 +12,11 @@ from redis.asyncio import Redis
 from services.proxy.leader.leader import LEADER_STREAMS, Leader
 from shared.api.requests import StageReport
 from shared.bus.connection import ValkeyClock, command
+from shared.bus.nodes import read_hellos
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import read_placements, read_statuses
 from shared.messages.actions import ACTIONS, ActionSubmitted, CloseRequested
+from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES
 from shared.policy.model.formulation import StageAct
 from shared.runtime import log
@@ -32,8 +34,8 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyCl
 
     The journal comes first, as a whole, because an outcome has no meaning before its action is known. Placements of
     environments and ended trajectories are read before its entries are handled. Then follow each action's last grant,
-    then nodes, targets and outcomes as far back as they are kept. Nodes get no grants before their inventories, which
-    are requested as their hellos are read.
+    then the newest hello of each node, then nodes, targets and outcomes as far back as they are kept. Nodes get no
+    grants before their inventories, which are requested as their hellos or heartbeats are read.
     """
     journal = Tail(reader, {ACTIONS: "0"}, count=2048)
     entries = await _drain(journal)
@@ -43,6 +45,8 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyCl
     await _restore_placements(redis, leader, {entry.message.trajectory for entry in requests} - {""}, closing)
     await _handle(leader, entries)
     await _restore_actions(redis, leader, requests, clock)
+    hellos = [Entry(NODES.name, stored.entry, stored.hello, -1) for stored in await read_hellos(redis)]
+    await _handle(leader, hellos)
     start = {topic: "0" for topic in LEADER_STREAMS if topic is not ACTIONS and topic is not OUTCOMES}
     others = Tail(reader, start, count=2048)
     await _handle(leader, await _drain(others))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from services.scaling_planner import capacity as capacity_module
@@ -53,6 +54,13 @@ def test_late_messages_of_an_old_incarnation_do_not_change_the_new_one() -> None
     capacity.receive(120.0, beat("a", "1"))
     assert capacity.by_pool(105.0) == {"cores@default": 8, "slots@default": 10}
     assert capacity.by_pool(120.0)["cores@default"] == 0
+
+
+def test_a_hello_of_an_earlier_start_does_not_replace_a_later_one() -> None:
+    capacity = Capacity(lost_s=10.0)
+    capacity.receive(100.0, msgspec.structs.replace(hello("a", "2", cores=8), generation=2))
+    capacity.receive(101.0, msgspec.structs.replace(hello("a", "1", cores=4), generation=1))
+    assert capacity.by_pool(101.0)["cores@default"] == 8
 
 
 def test_a_heartbeat_without_a_hello_changes_nothing() -> None:

@@ -12,11 +12,12 @@ import pytest
 from services.scaling_planner.terms import GROUP
 from shared.bus import functions
 from shared.bus.connection import command, connect
+from shared.bus.nodes import publish_hello
 from shared.messages.batches import (
     BATCHES,
     FirstArrival,
 )
-from shared.messages.nodes import Hello
+from shared.messages.nodes import NODES, Hello
 from shared.messages.targets import TargetSet
 from shared.store import database
 from shared.store.answers import Answers
@@ -74,6 +75,18 @@ async def test_a_batch_is_kept_learnt_from_and_the_next_one_gets_what_it_needs(
     assert (
         plans[0].reason["summary"].startswith("3 requests of batch b2: 2 cores suffice: extra delay 0.0 s <= D 1.5 s")
     )
+
+
+async def test_a_planner_counts_nodes_whose_hellos_have_left_the_stream(
+    mesh: Mesh, redis_url: str, database_url: str
+) -> None:
+    await command(mesh.redis, "DEL", NODES.name)
+    await publish_hello(
+        mesh.redis, Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 8}, kinds=[])
+    )
+    await command(mesh.redis, "DEL", NODES.name)
+    async with running(planner(redis_url, database_url)):
+        await soon(lambda: last_is(mesh, 0))
 
 
 async def test_a_killed_planner_continues_from_its_stored_state(mesh: Mesh, redis_url: str, database_url: str) -> None:

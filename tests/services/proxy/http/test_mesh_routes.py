@@ -7,7 +7,9 @@ from typing import Any
 
 from services.proxy.http.mesh import _newest, _nodes, _pool
 from shared.api.mesh import NodeView
+from shared.bus import functions
 from shared.bus.connection import ValkeyClock, command, connect
+from shared.bus.nodes import publish_bye, publish_hello
 from shared.messages.base import ENTRY
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TargetSet
@@ -39,6 +41,22 @@ async def test_a_node_is_shown_with_its_last_heartbeat(redis_url: str) -> None:
             (view,) = await _nodes(proxy)
             shown.append((view.owned, view.cold_start_s))
     assert shown == [({}, {}), ({"cores": 1}, {}), ({"cores": 1}, {"cores": 0.25})]
+
+
+async def test_a_node_is_shown_although_its_hello_has_left_the_stream(redis_url: str) -> None:
+    hello = Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 2}, kinds=["noop"])
+    async with connect(redis_url, name="test") as redis:
+        await functions.load(redis)
+        proxy: Any = SimpleNamespace(
+            redis=redis, clock=await ValkeyClock.measure(redis), settings=SimpleNamespace(node_lost_s=60.0)
+        )
+        await publish_hello(redis, hello)
+        await command(redis, "DEL", NODES.name)
+        (view,) = await _nodes(proxy)
+        assert (view.name, view.state, view.capacity) == ("n", "ready", {"cores": 2})
+
+        await publish_bye(redis, Bye(node="n", incarnation="1"))
+        assert await _nodes(proxy) == []
 
 
 def node(name: str, *, capacity: int, owned: dict[str, int], used: int) -> NodeView:

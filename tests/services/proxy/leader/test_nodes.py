@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from services.proxy.leader import nodes
@@ -108,6 +109,21 @@ def test_the_bye_of_a_former_incarnation_does_not_remove_the_new_one(driver: Nod
     driver.receive(Bye(node="n", incarnation="1"))
 
     assert driver.known() == {"n": "2"}
+
+
+def test_a_hello_of_an_earlier_start_does_not_replace_a_later_one(driver: NodeRegistryDriver) -> None:
+    driver.receive(msgspec.structs.replace(hello(incarnation="2"), generation=2))
+    driver.receive(msgspec.structs.replace(hello(incarnation="1"), generation=1))
+
+    assert (driver.known(), driver.stream()) == ({"n": "2"}, grants_topic("n", "2").name)
+
+
+def test_a_forgotten_node_comes_back_with_its_next_hello(driver: NodeRegistryDriver) -> None:
+    driver.receive(hello(), at=OLD)
+    driver.registry.forget("n")
+    assert (driver.stream(), driver.registry.counts({})) == (None, {"ready": 0, "silent": 0, "gone": 0})
+
+    assert driver.receive(hello()) == [AskInventory("n")]
 
 
 def test_the_registry_is_bounded_and_drops_the_oldest(

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from services.proxy.leader import takeover
 from services.proxy.leader.leader import LEADER_STREAMS
 from services.proxy.records.answering import reports
-from shared.bus import functions
+from shared.bus import functions, nodes
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Submission
 from shared.messages.actions import ACTIONS
@@ -86,6 +86,28 @@ async def test_an_old_hello_does_not_count_but_a_fresh_heartbeat_does(store: Sto
 
     beat = Heartbeat(node="n", incarnation="1", owned={}, used={})
     assert messages_to(store.read(beat)) == [InventoryRequested(epoch=EPOCH)]
+
+
+async def test_a_node_is_known_although_its_hello_has_left_the_stream(store: StoreOfFormerLeader) -> None:
+    await store.submit(submitted("a"))
+    await store.mark("a", attempt=2)
+    await nodes.publish_hello(store.redis, hello())
+    await command(store.redis, "DEL", NODES.name)
+    await store.taken_over()
+    assert messages_to(store.recorder.writes) == [InventoryRequested(epoch=EPOCH)]
+
+    assert granted(store.read(inventory(held("a", attempt=2)))) == []
+
+
+async def test_a_former_incarnation_in_the_stream_does_not_replace_the_stored_hello(store: StoreOfFormerLeader) -> None:
+    newer = msgspec.structs.replace(hello(incarnation="2"), generation=2)
+    await nodes.publish_hello(store.redis, newer)
+    await command(store.redis, "DEL", NODES.name)
+    await store.publish(NODES, hello())
+    await store.taken_over()
+
+    assert messages_to(store.recorder.writes, incarnation="2") == [InventoryRequested(epoch=EPOCH)]
+    assert messages_to(store.recorder.writes, incarnation="1") == []
 
 
 async def test_a_node_that_has_left_is_not_asked(store: StoreOfFormerLeader) -> None:

@@ -1,0 +1,107 @@
+"""Reports of nodes: the stream `nodes`, and a hash with the newest hello of each node.
+
+Law: the hash has the hello of every node that has not sent a Bye, however many nodes there are. The stream is bounded,
+and a hello is published with every fifteenth heartbeat only: above 270 nodes the stream has lost some. An incarnation
+never replaces the hello of a later one. The functions are in `nodes.lua`; all are atomic and safe to repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from redis.asyncio import Redis
+
+from shared.bus.connection import command
+from shared.bus.functions import call, publish
+from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
+from shared.runtime import log
+from shared.runtime.units import Epoch, Seconds
+from shared.runtime.validation import UNREADABLE
+
+_log = log.get(__name__)
+
+HELLOS: Final = "hellos"
+HELLOS_AT: Final = "hellos:at"
+GENERATIONS: Final = "generations"
+MOST_NODES: Final = 4096
+"""Most hellos in the hash. Beyond it, the longest silent node leaves."""
+SILENT_KEPT_S: Final[Seconds] = 3600.0
+"""Time after its last hello until a silent node leaves the hash. If it comes back later, its next hello is at most
+fifteen heartbeats away."""
+READ_AT_ONCE: Final = 512
+
+
+class StoredHello(NamedTuple):
+    """Newest hello of a node."""
+
+    hello: Hello
+    at: Seconds
+    """When it was published last, Unix seconds on Valkey's clock."""
+
+    @property
+    def entry(self) -> str:
+        """Id of a stream entry of that time."""
+        return f"{round(self.at * 1000)}-0"
+
+
+async def next_generation(redis: Redis, node: str) -> int:
+    """Return the generation of a starting manager of this node: higher than those of all earlier ones."""
+    return int(await call(redis, "next_generation", node, keys=(GENERATIONS, HELLOS)))
+
+
+async def publish_hello(redis: Redis, hello: Hello) -> bool:
+    """Publish and store a hello. False: neither, because a later manager of this node has published one."""
+    arguments = (NODES.maxlen, MOST_NODES, hello.node, hello.generation, NODES.encode(hello))
+    return bool(await call(redis, "publish_hello", *arguments, keys=_KEYS) == 1)
+
+
+async def publish_heartbeat(redis: Redis, beat: Heartbeat) -> None:
+    """Publish a heartbeat."""
+    await publish(redis, NODES.name, NODES.maxlen or 0, [NODES.encode(beat)])
+
+
+async def publish_bye(redis: Redis, bye: Bye) -> None:
+    """Publish a Bye, and remove the hello of its incarnation."""
+    await call(redis, "publish_bye", NODES.maxlen, bye.node, bye.incarnation, NODES.encode(bye), keys=_KEYS)
+
+
+async def read_hellos(redis: Redis) -> list[StoredHello]:
+    """Return the newest hello of each node, the longest silent first. One round trip per `READ_AT_ONCE` of them."""
+    flat = await command(redis, "ZRANGE", HELLOS_AT, 0, -1, "WITHSCORES")
+    found: list[StoredHello] = []
+    for start in range(0, len(flat), 2 * READ_AT_ONCE):
+        chunk = flat[start : start + 2 * READ_AT_ONCE]
+        packed = await command(redis, "HMGET", HELLOS, *chunk[::2])
+        found += [
+            StoredHello(hello, float(at_ms) / 1000)
+            for hello, at_ms in zip(_decoded(packed), chunk[1::2], strict=True)
+            if hello is not None
+        ]
+    return found
+
+
+async def expire_hellos(redis: Redis, epoch: Epoch, silent_s: Seconds = SILENT_KEPT_S) -> list[str]:
+    """Remove the hellos of nodes that have published none for `silent_s`; return their names.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was removed.
+    """
+    removed = await call(redis, "expire_hellos", epoch, round(silent_s * 1000), keys=("leader:epoch", *_KEYS[1:]))
+    return [name.decode() for name in removed]
+
+
+_KEYS: Final = (NODES.name, HELLOS, HELLOS_AT)
+
+
+def _decoded(packed: Sequence[Any]) -> list[Hello | None]:
+    """Decode hellos. None: it was removed meanwhile, or another version has written it."""
+    hellos: list[Hello | None] = []
+    for raw in packed:
+        try:
+            message = NODES.decode(raw) if raw is not None else None
+        except UNREADABLE as error:
+            _log.error("hello_unreadable", error=str(error))
+            message = None
+        hellos.append(message if isinstance(message, Hello) else None)
+    return hellos

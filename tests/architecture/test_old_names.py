@@ -56,7 +56,7 @@ REPLACED = {
     "EngineDoorSettings": "EngineProxySettings",
     "environment_made": "environment_created",
     "environment_stands": "environment_exists",
-    "EnvironmentMade": "EnvironmentCreated",
+    "EnvironmentAdded": "EnvironmentCreated",
     "Errand": "FetchRequest",
     "ExecParcel": "ExecProgram",
     "FakeDoor": "FakeProxy",

@@ -14,9 +14,8 @@ from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Deposed
 from shared.messages.batch_snapshot import SNAPSHOT_INTERVAL_S, OpenBatchesSnapshot, UnansweredRequests, pack
-from shared.policy.dispatch.backlog import Backlog, survey, why_it_waits_to_begin, why_stuck
-from shared.policy.dispatch.batch_snapshots import batch_snapshots
-from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.backlog import Backlog, why_it_waits_to_begin, why_stuck
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.runtime import log
 from shared.runtime.units import Epoch, Seconds
 
@@ -27,7 +26,7 @@ PAUSE_FACTOR = 50
 """A survey of very many stuck actions takes at most 1/50 of the leader's time."""
 
 
-async def publish_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clock: ValkeyClock) -> None:
+async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, clock: ValkeyClock) -> None:
     """Loop: publish the backlog and the batch snapshots whenever they have changed, until another leader has taken
     over.
 
@@ -40,7 +39,7 @@ async def publish_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clo
     while True:
         await asyncio.sleep(pause_s)
         before = time.monotonic()
-        backlog, batches = survey(cluster), _seen(cluster)
+        backlog, batches = dispatcher.survey(), _seen(dispatcher)
         changed = published is None or batches != published[1]
         pause_s = max(PUBLISH_EVERY_S, PAUSE_FACTOR * (time.monotonic() - before))
         if published == (backlog, batches):
@@ -67,10 +66,10 @@ def _publish(backlog: Backlog) -> None:
             gauge.labels(name).set(count)
 
 
-def _seen(cluster: ClusterState) -> dict[str, UnansweredRequests]:
+def _seen(dispatcher: Dispatcher) -> dict[str, UnansweredRequests]:
     return {
         name: UnansweredRequests([pack(times) for times in batch.queuing], [pack(times) for times in batch.running])
-        for name, batch in batch_snapshots(cluster).items()
+        for name, batch in dispatcher.batch_snapshots().items()
     }
 
 

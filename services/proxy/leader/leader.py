@@ -14,8 +14,14 @@ from typing import Any
 import msgspec
 
 from services.proxy.leader.interpreter import Discard, Forget, Interpreter
+from services.proxy.leader.messages import to_stimuli
 from services.proxy.leader.nodes import NodeRegistry
-from services.proxy.leader.requests import expect_environments, to_end, to_granted, to_request, unschedulable
+from services.proxy.leader.requests import (
+    to_end,
+    to_granted,
+    to_request,
+    unschedulable,
+)
 from services.proxy.metrics import ACT, ANSWERED, QUEUEING, USED
 from services.proxy.records.answering import compose, is_masked, reports, usage_of
 from services.proxy.records.failures import MOST_REASON
@@ -24,21 +30,19 @@ from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested, UnreadableEntry
-from shared.messages.batches import BATCHES, BatchEnded
-from shared.messages.environments import TRAJECTORIES, EnvironmentsExpected, lasting_units
+from shared.messages.batches import BATCHES
+from shared.messages.environments import TRAJECTORIES, lasting_units
 from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import (
     OUTCOMES,
-    EnvironmentCreated,
     EnvironmentEnded,
     Finished,
-    ImagesChanged,
     InventoryTaken,
-    Started,
 )
-from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
+from shared.messages.targets import COMPLETIONS, TARGETS, TargetSet
+from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import (
     Advance,
@@ -52,7 +56,7 @@ from shared.policy.model.formulation import (
     Revoke,
     SetShare,
 )
-from shared.policy.model.reports import Ended, HeldGrant
+from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.runtime import log
 from shared.runtime.units import Epoch
@@ -130,14 +134,14 @@ class Leader:
                 case InventoryTaken() | EnvironmentEnded():
                     self._finish(now, finished)
                     finished = []
-                    self._reconcile(now, entry.message)
-                case message:
-                    self._handle_other(now, message, entry)
+                    self._handle_other(now, entry)
+                case _:
+                    self._handle_other(now, entry)
         self._submit(now, submitted)
         self._finish(now, finished)
         if now - self._ticked >= 0.2:
             self._ticked = now
-            self._do(self.dispatcher.ticked(now))
+            self._handle(now, stimuli.TickPassed())
 
     def _submit(self, now: float, entries: list[Entry[ActionSubmitted]]) -> None:
         fresh = [entry for entry in entries if entry.message.action not in self.unanswered]
@@ -150,7 +154,7 @@ class Leader:
             else:
                 requests.append(to_request(entry))
         if requests:
-            self._do(self.dispatcher.submitted(now, requests))
+            self._handle(now, stimuli.RequestsSubmitted(tuple(requests)))
 
     def _refuse(self, entry: Entry[UnreadableEntry]) -> None:
         """Answer an unreadable entry, masked. Otherwise it would stay in the journal and its batch would never end."""
@@ -165,11 +169,11 @@ class Leader:
 
     def _cancel(self, now: float, asked: CancelRequested | CloseRequested) -> None:
         if isinstance(asked, CloseRequested):
-            self._do(self.dispatcher.trajectory_closed(now, asked.trajectory))
+            self._handle(now, stimuli.TrajectoryClosed(asked.trajectory))
         elif asked.batch:
-            self._do(self.dispatcher.batch_cancelled(now, asked.batch, f"the batch was {asked.reason}"))
+            self._handle(now, stimuli.BatchCancelled(asked.batch, f"the batch was {asked.reason}"))
         else:
-            self._do(self.dispatcher.cancelled(now, asked.action, asked.reason))
+            self._handle(now, stimuli.ActionCancelled(asked.action, asked.reason))
 
     def _finish(self, now: float, entries: Iterable[Entry[Finished]]) -> None:
         """Pass outcomes to the dispatcher together, but never two of one action: each answer reports the outcome it is
@@ -179,69 +183,52 @@ class Leader:
         for entry in entries:
             outcome = entry.message
             if outcome.action in ends:
-                self._do(self.dispatcher.finished(now, list(ends.values())))
+                self._handle(now, stimuli.AttemptsEnded(tuple(ends.values())))
                 ends = {}
             kept = self.unanswered.get(outcome.action)  # None: answered already, but this outcome frees its units
             if kept is not None and outcome.result.status in ("ok", "timeout", "refused"):
                 kept.result, kept.outcome = outcome.result, entry.id
             ends[outcome.action] = to_end(outcome)
         if ends:
-            self._do(self.dispatcher.finished(now, list(ends.values())))
+            self._handle(now, stimuli.AttemptsEnded(tuple(ends.values())))
 
-    def _reconcile(self, now: float, message: InventoryTaken | EnvironmentEnded) -> None:
-        if isinstance(message, EnvironmentEnded):
-            end = (message.node, message.incarnation, message.trajectory, message.ended, message.reason)
-            self._do(self.dispatcher.environment_ended(now, *end))
-        elif message.epoch == self._epoch:
-            held = {
-                one.action: HeldGrant(one.stage, one.attempt, one.running_s, one.units, one.queued)
-                for one in message.held
-            }
-            environments = {one.trajectory: one.units for one in message.environments}
-            self._do(self.dispatcher.images_changed(now, message.node, message.incarnation, message.images, ()))
-            self._do(self.dispatcher.inventory_taken(now, message.node, message.incarnation, held, environments))
-
-    def _handle_other(self, now: float, message: Any, entry: Entry[Any]) -> None:
+    def _handle_other(self, now: float, entry: Entry[Any]) -> None:
+        message = entry.message
+        if isinstance(message, InventoryTaken) and message.epoch != self._epoch:
+            return  # requested by a former leader
+        if isinstance(message, TargetSet):
+            self.reasons[message.pool] = message.reason
         if entry.topic == NODES.name:
-            self._do(self.nodes.handle(now, entry, self.dispatcher))
-        match message:
-            case Started():
-                self.dispatcher.started(now, message.action, message.attempt)
-            case ImagesChanged():
-                changed = (message.node, message.incarnation, message.added, message.removed)
-                self._do(self.dispatcher.images_changed(now, *changed))
-            case EnvironmentCreated():
-                made = (message.node, message.incarnation, message.trajectory)
-                self._do(self.dispatcher.environment_created(now, *made))
-            case TargetSet():
-                self.reasons[message.pool] = message.reason
-                self._do(self.dispatcher.targeted(now, message.pool, message.units))
-            case BatchEnded():
-                self.dispatcher.cluster.queues.batches.ended(message.batch)
-            case CompletionExpected():
-                self.dispatcher.completion_expected(message.batch, message.at)
-            case EnvironmentsExpected():
-                self._do(expect_environments(self.dispatcher, now, entry.at, message))
+            self._handle(now, *self.nodes.stimuli(now, entry, self.dispatcher))
+        for stimulus in to_stimuli(now, entry):
+            self._handle(now, stimulus)
+
+    def restore(self, stimulus: stimuli.Restored) -> None:
+        """Pass a part of a former leader's state to the dispatcher, as a takeover reads it from the store."""
+        self._handle(self._clock.unix(), stimulus)
 
     def planned(self, planned: bool) -> None:
         """Apply the state of the planner's lease: whether a planner is alive."""
-        if planned != self.dispatcher.cluster.queues.planned:
+        if planned != self.dispatcher.planned:
             _log.warning(
                 "planner_present" if planned else "planner_absent",
                 rule="targets" if planned else "zero queue",
             )
-        self._do(self.dispatcher.planned(self._clock.unix(), planned))
+        self._handle(self._clock.unix(), stimuli.PlannerChecked(planned))
 
     def _ignore_silence(self) -> None:
         """Ignore silence while Valkey was away: no node could send anything then."""
         now = self._clock.unix()
         if now - self._read > 3.0:
             _log.warning("silence_ignored", seconds=round(now - self._read, 1))
-            for node in self.dispatcher.cluster.nodes.present.values():
-                node.seen_s = now
+            self._handle(now, stimuli.SilenceIgnored())
         self._read = now
 
     # ---- commands ----------------------------------------------------------------------------------------------
+
+    def _handle(self, now: float, *given: stimuli.Stimulus) -> None:
+        """Pass stimuli to the dispatcher and execute the commands that follow."""
+        self._do(self.dispatcher.handle(now, *given))
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -281,8 +268,9 @@ class Leader:
         self._interpreter.put(granting)
 
     def _advance(self, advance: Advance) -> None:
-        acts, kept = self.dispatcher.registry.actions[advance.action].acts, self.unanswered[advance.action]
-        self._interpreter.put(Advancing(advance.action, advance.stage, _json.encode(reports(acts)), kept.outcome))
+        kept = self.unanswered[advance.action]
+        acts = _json.encode(reports(advance.acts))
+        self._interpreter.put(Advancing(advance.action, advance.stage, acts, kept.outcome))
         kept.outcome = ""
 
     def _send(self, node: str, message: GrantMessage) -> None:

@@ -21,8 +21,10 @@ from shared.bus.functions import Answering, Deposed
 from shared.bus.nodes import expire_hellos
 from shared.bus.tail import Tail
 from shared.messages.actions import ActionSubmitted
+from shared.messages.environments import RESOURCES
 from shared.messages.outcomes import ANSWERED, OUTCOMES
 from shared.messages.targets import PLANNER_LEASE
+from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.runtime import log
 from shared.runtime.background import Background
@@ -80,13 +82,14 @@ class Leadership:
         clock = await ValkeyClock.measure(self._redis)
         settings = self._settings
         interpreter = Interpreter(self._redis, epoch, self._answered, keep_batch_s=settings.keep_batch_s)
-        dispatcher = Dispatcher(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
+        config = DispatchConfig(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
+        dispatcher = Dispatcher(config, RESOURCES)
         leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s)
         renewing = asyncio.create_task(self._renew(epoch, interpreter), name="lease")
         tasks = [renewing]
         try:
             await self._check_planner(leader)
-            self._tail = tail = await take_over(self._redis, self._reader, leader, clock)
+            self._tail = tail = await take_over(self._redis, self._reader, leader)
             tail.stopping = self._stopping
             _log.info("leading", epoch=epoch)
             self.epoch = epoch
@@ -95,7 +98,7 @@ class Leadership:
                 asyncio.create_task(interpreter.run(), name="interpreter"),
                 asyncio.create_task(self._maintain(interpreter, leader, tail), name="maintenance"),
                 asyncio.create_task(self._cancel_held(interpreter, leader), name="held calls"),
-                asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher.cluster, clock), name="backlog"),
+                asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher, clock), name="backlog"),
             ]
             leading = asyncio.create_task(leader.run(tail), name="leader")
             done, _ = await asyncio.wait({leading, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +136,7 @@ class Leadership:
         while not interpreter.deposed:
             await asyncio.sleep(self._settings.lease_s / 3)
             UNANSWERED.set(len(leader.unanswered))
-            for state, count in leader.nodes.counts(leader.dispatcher.cluster.nodes.present).items():
+            for state, count in leader.nodes.counts(leader.dispatcher.node_names()).items():
                 NODES.labels(state).set(count)
             try:
                 await self._check_planner(leader)

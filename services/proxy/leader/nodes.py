@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator
 from typing import Any
 
 from services.proxy.leader.requests import runtime_kind
@@ -13,8 +13,7 @@ from shared.messages.environments import RESOURCES
 from shared.messages.grants import Grant, grants_topic
 from shared.messages.nodes import Bye, Heartbeat, Hello
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.model.formulation import Command
-from shared.policy.resources.ledger import Node
+from shared.policy.dispatch.stimuli import NodeJoined, NodeLost, NodeSeen, Stimulus
 from shared.policy.resources.resource import UNLIMITED
 
 
@@ -38,11 +37,12 @@ class NodeRegistry:
             states["ready" if name in present else "gone" if name in self._stopped else "silent"] += 1
         return states
 
-    def handle(self, now: float, entry: Entry[Any], dispatcher: Dispatcher) -> Sequence[Command]:
-        """Handle one message of a node. Old messages (read at takeover) are stored, but do not count as
-        heartbeats.
+    def stimuli(self, now: float, entry: Entry[Any], dispatcher: Dispatcher) -> Iterator[Stimulus]:
+        """Store one message of a node, and yield the stimulus that follows, if any.
+
+        Old messages (read at takeover) are stored, but do not count as heartbeats.
         """
-        fresh = now - entry.at < dispatcher.node_lost_s
+        fresh = now - entry.at < dispatcher.config.node_lost_s
         match entry.message:
             case Hello() as hello if not self._is_superseded(hello):
                 self._hellos[hello.node] = hello
@@ -50,17 +50,19 @@ class NodeRegistry:
                 self._topics[hello.node] = grants_topic(hello.node, hello.incarnation)
                 while len(self._hellos) > MOST_NODES:
                     self.forget(next(iter(self._hellos)))
-                return dispatcher.node_joined(now, _ledger_node(hello)) if fresh else ()
-            case Heartbeat() as beat if fresh and not dispatcher.node_seen(now, beat.node, beat.incarnation):
+                if fresh:
+                    yield _joined(hello)
+            case Heartbeat() as beat if fresh and dispatcher.has_node(beat.node, beat.incarnation):
+                yield NodeSeen(beat.node, beat.incarnation)
+            case Heartbeat() as beat if fresh:
                 known = self._hellos.get(beat.node)
                 if known is not None and known.incarnation == beat.incarnation:
-                    return dispatcher.node_joined(now, _ledger_node(known))
+                    yield _joined(known)
             case Bye() as bye:
                 known = self._hellos.get(bye.node)
                 if known is not None and known.incarnation == bye.incarnation:
                     self._stopped.add(bye.node)
-                    return dispatcher.node_lost(now, bye.node, "it has stopped")
-        return ()
+                    yield NodeLost(bye.node, "it has stopped")
 
     def forget(self, node: str) -> None:
         """Remove a node that has been silent for long."""
@@ -74,16 +76,11 @@ class NodeRegistry:
         return known is not None and known.generation > hello.generation
 
 
-def _ledger_node(hello: Hello) -> Node:
+def _joined(hello: Hello) -> NodeJoined:
     limitless = {name: UNLIMITED for name, spec in RESOURCES.items() if spec.unlimited and hello.runtimes}
-    return Node(
-        hello.node,
-        hello.incarnation,
-        hello.node_class,
-        {**limitless, **hello.capacity},
-        _kinds(hello),
-        RESOURCES,
-        prefetches=frozenset(hello.prefetches),
+    capacity = {**limitless, **hello.capacity}
+    return NodeJoined(
+        hello.node, hello.incarnation, hello.node_class, capacity, _kinds(hello), frozenset(hello.prefetches)
     )
 
 

@@ -7,14 +7,13 @@ import math
 from shared.api.images import familiar
 from shared.bus.tail import Entry
 from shared.messages.actions import ActionSubmitted, StageWork
-from shared.messages.environments import LOCAL, MEMORY, EnvironmentsExpected, held_units
+from shared.messages.environments import LOCAL, held_units
 from shared.messages.grants import Granted
 from shared.messages.outcomes import Finished
-from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity
-from shared.policy.model.formulation import Command, EnvironmentNeed, Grant, Request, Work
+from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, Work
 from shared.policy.model.reports import Ended
-from shared.runtime.units import Epoch, Seconds
+from shared.runtime.units import Epoch
 
 
 def arrival_of(entry: str) -> tuple[int, int]:
@@ -165,18 +164,3 @@ def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Grante
         error_score=stage.error_score,
         exception_score=stage.exception_score,
     )
-
-
-HINT_FRESH_S: Seconds = 60.0
-"""Seconds after which a hint that is read at a takeover counts as handled."""
-
-
-def expect_environments(
-    dispatcher: Dispatcher, now: Seconds, sent: Seconds, expected: EnvironmentsExpected
-) -> list[Command]:
-    """Return the pulls for a hint: one node for each image that is missing. `sent`: time of the hint."""
-    if now - sent > HINT_FRESH_S:
-        return []
-    images = [familiar(image) for image in expected.images if image != LOCAL]
-    units = {MEMORY: expected.memory_mb}
-    return dispatcher.environments_expected(now, images, expected.node_class, runtime_kind("docker"), units)

@@ -11,13 +11,19 @@ from redis.asyncio import Redis
 
 from services.proxy.leader.leader import LEADER_STREAMS, Leader
 from shared.api.requests import StageReport
-from shared.bus.connection import ValkeyClock, command
+from shared.bus.connection import command
 from shared.bus.nodes import read_hellos
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import read_placements, read_statuses
 from shared.messages.actions import ACTIONS, ActionSubmitted, CloseRequested
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES
+from shared.policy.dispatch.stimuli import (
+    ActionRestored,
+    FirstArrivalRestored,
+    PlacementRestored,
+    TrajectoryRestored,
+)
 from shared.policy.model.formulation import StageAct
 from shared.runtime import log
 
@@ -29,7 +35,7 @@ HANDLED_AT_ONCE: Final = 1024
 _carried = msgspec.json.Decoder(list[StageReport])
 
 
-async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyClock) -> Tail:
+async def take_over(redis: Redis, reader: Redis, leader: Leader) -> Tail:
     """Read the whole state; return the tail that continues from there.
 
     The journal comes first, as a whole, because an outcome has no meaning before its action is known. Placements of
@@ -44,7 +50,7 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyCl
     closing = {entry.message.trajectory for entry in entries if isinstance(entry.message, CloseRequested)}
     await _restore_placements(redis, leader, {entry.message.trajectory for entry in requests} - {""}, closing)
     await _handle(leader, entries)
-    await _restore_actions(redis, leader, requests, clock)
+    await _restore_actions(redis, leader, requests)
     hellos = [Entry(NODES.name, stored.entry, stored.hello, -1) for stored in await read_hellos(redis)]
     await _handle(leader, hellos)
     start = {topic: "0" for topic in LEADER_STREAMS if topic is not ACTIONS and topic is not OUTCOMES}
@@ -52,9 +58,7 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyCl
     await _handle(leader, await _drain(others))
     outcomes = Tail(reader, {OUTCOMES: "0"}, count=2048)
     await _handle(leader, await _drain(outcomes))
-    _log.info(
-        "takeover_finished", unanswered=len(leader.unanswered), nodes=len(leader.dispatcher.cluster.nodes.present)
-    )
+    _log.info("takeover_finished", unanswered=len(leader.unanswered), nodes=len(leader.dispatcher.node_names()))
     ids = {ACTIONS: journal.last(ACTIONS), OUTCOMES: outcomes.last(OUTCOMES)}
     return Tail(reader, {topic: ids.get(topic) or others.last(topic) for topic in LEADER_STREAMS})
 
@@ -81,8 +85,8 @@ async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[Act
     for name, message in batches.items():
         first_ms = await command(redis, "HGET", f"batch:{name}", "first_ms")
         if first_ms is not None:
-            timeouts = [stage.timeout_s for stage in message.stages]
-            leader.dispatcher.cluster.queues.batches.first_arrival(name, int(first_ms) / 1000, timeouts)
+            timeouts = tuple(stage.timeout_s for stage in message.stages)
+            leader.restore(FirstArrivalRestored(name, int(first_ms) / 1000, timeouts))
 
 
 async def _restore_placements(redis: Redis, leader: Leader, acting: set[str], closing: set[str]) -> None:
@@ -95,7 +99,7 @@ async def _restore_placements(redis: Redis, leader: Leader, acting: set[str], cl
         await _restore_ends(redis, leader, placements.keys() - closing)
         acting -= placements.keys()
         for trajectory, placement in placements.items():
-            leader.dispatcher.trajectory_placed(trajectory, placement.node, placement.units)
+            leader.restore(PlacementRestored(trajectory, placement.node, placement.units))
     await _restore_ends(redis, leader, acting - closing)
 
 
@@ -103,12 +107,10 @@ async def _restore_ends(redis: Redis, leader: Leader, trajectories: Iterable[str
     for trajectory, (state, reason) in (await read_statuses(redis, sorted(trajectories))).items():
         if state != "open":
             why = f"the trajectory is {state}: {reason}" if state else "the trajectory ended long ago"
-            leader.dispatcher.trajectory_ended(trajectory, why)
+            leader.restore(TrajectoryRestored(trajectory, why))
 
 
-async def _restore_actions(
-    redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]], clock: ValkeyClock
-) -> None:
+async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:
     """Restore each action's stage, its last grant, and the times of earlier stages."""
     actions = [entry.message.action for entry in requests if entry.message.action in leader.unanswered]
     for start in range(0, len(actions), 512):
@@ -117,11 +119,11 @@ async def _restore_actions(
         for action in chunk:
             pipe.hmget(f"action:{action}", ["g", "s", "c"])
         for action, (grant, stage, carried) in zip(chunk, await pipe.execute(), strict=True):
-            if action not in leader.dispatcher.registry.actions or (grant is None and stage is None):
+            if grant is None and stage is None:
                 continue
             attempt, _, node = (grant or b"0:").decode().partition(":")
-            acts = [_act(report) for report in _carried.decode(carried)] if carried else []
-            leader.dispatcher.restored(clock.unix(), action, int(stage or 0), int(attempt), acts, node)
+            acts = tuple(_act(report) for report in _carried.decode(carried)) if carried else ()
+            leader.restore(ActionRestored(action, int(stage or 0), int(attempt), acts, node))
 
 
 def _act(report: StageReport) -> StageAct:

@@ -96,7 +96,7 @@ class AttemptHandler:
         if action.state != "queued":
             action.move("queued")
         self.cluster.queues.enqueue(action)
-        return [Advance(action.request.id, action.stage)]
+        return [Advance(action.request.id, action.stage, tuple(action.acts))]
 
     def _unscored(self, now: float, action: ActionState, end: Ended) -> list[Command]:
         answer, need = self.registry.answer, action.request.need

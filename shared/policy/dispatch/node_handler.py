@@ -51,6 +51,11 @@ class NodeHandler:
         node.seen_s = now
         return True
 
+    def all_seen(self, now: float) -> None:
+        """Record that no node's silence until now counts."""
+        for node in self.cluster.nodes.present.values():
+            node.seen_s = now
+
     def inventory_taken(
         self,
         now: float,
@@ -104,7 +109,7 @@ class NodeHandler:
     def pull(
         self, now: float, images: Iterable[str], node_class: str, kind: str, units: Mapping[str, int]
     ) -> list[Command]:
-        """Choose a node to pull each expected image that is missing; see `Dispatcher.environments_expected`."""
+        """Choose a node to pull each expected image that is missing; see `stimuli.ImagesForeseen`."""
         nodes = [node for node in self.cluster.nodes.by_name() if node_class in ("", node.node_class)]
         pulls = [(place_pull(nodes, image, kind, units, now), image) for image in images]
         return [PullImage(node.name, image) for node, image in pulls if node is not None]

@@ -39,7 +39,7 @@ With 64 to 600 waiting, half of them long, the objective is 0.02 % above that of
 Rule = Literal["paper", "priced"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ElasticRules:
     """Rules for units beyond the fewest."""
 

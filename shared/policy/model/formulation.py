@@ -148,6 +148,8 @@ class Advance:
 
     action: str
     stage: int
+    acts: tuple[StageAct, ...]
+    """Acts of the stages before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class StoreOfFormerLeader:
     async def taken_over(self) -> Tail:
         self.clock = await ValkeyClock.measure(self.redis)
         self.leader = leader_of(self.recorder, self.clock)
-        tail = await take_over(self.redis, self.reader, self.leader, self.clock)
+        tail = await take_over(self.redis, self.reader, self.leader)
         self.leader.dispatcher.check()
         return tail
 

@@ -15,7 +15,7 @@ from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.tail import Entry
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.messages.base import Message, Topic
-from shared.messages.environments import MEMORY, EnvironmentSpec
+from shared.messages.environments import MEMORY, RESOURCES, EnvironmentSpec
 from shared.messages.grants import Grant, Granted, grants_topic
 from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS
 from shared.messages.nodes import NODES, Hello
@@ -82,7 +82,7 @@ def forgotten(writes: list[Write]) -> list[Forget]:
 
 
 def leader_of(interpreter: Interpreter, clock: ValkeyClock) -> Leader:
-    return Leader(EPOCH, Dispatcher(max_attempts=3, node_lost_s=10.0), interpreter, clock, lambda _: 60)
+    return Leader(EPOCH, Dispatcher(specs=RESOURCES), interpreter, clock, lambda _: 60)
 
 
 # ---- messages ------------------------------------------------------------------------------------------------------

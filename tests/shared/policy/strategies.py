@@ -8,8 +8,10 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from shared.messages.environments import RESOURCES
+from shared.policy.dispatch.stimuli import AttemptsEnded, NodeJoined, RequestsSubmitted
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import EnvironmentNeed, Request, Work
+from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.resource import ResourceSpec, least_load
 
@@ -55,6 +57,19 @@ def node(
 ) -> Node:
     """A CPU node that has sent its hello and nothing more."""
     return Node(name, incarnation, "cpu", capacity or {"cores": 4}, frozenset(kinds.split()), SPECS)
+
+
+def joined(node: Node) -> NodeJoined:
+    """The hello of a node."""
+    return NodeJoined(node.name, node.incarnation, node.node_class, node.capacity, node.kinds, node.prefetches)
+
+
+def submitted(*requests: Request) -> RequestsSubmitted:
+    return RequestsSubmitted(requests)
+
+
+def reported(*ends: Ended) -> AttemptsEnded:
+    return AttemptsEnded(ends)
 
 
 COSTS: tuple[tuple[str, Mapping[str, int]], ...] = (

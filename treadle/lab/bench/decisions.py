@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import AttemptsEnded, InventoryReported, NodeJoined, RequestsSubmitted, Stimulus
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Command, Grant, Request, Work
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
-from shared.policy.resources.ledger import Node
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.figures import BenchFigure, at_most, figure
 
@@ -31,6 +32,14 @@ TIMES = 7
 _SCALES = tuple(Elasticity("amdahl", serial=serial) for serial in (0.01, 0.03, 0.05, 0.1))
 
 
+class RunningAction(NamedTuple):
+    """Grant of an action that runs, its duration and its end, seconds."""
+
+    grant: Grant
+    lasts_s: float
+    ends_s: float
+
+
 class DispatcherLoad:
     """A dispatcher, nodes that report ends on request, and an endless supply of work."""
 
@@ -38,7 +47,9 @@ class DispatcherLoad:
         self.rng = random.Random(seed)
         self.dispatcher = Dispatcher()
         self.now = 1000.0
-        self.running: dict[str, Grant] = {}
+        self._running: dict[str, dict[str, RunningAction]] = {}
+        """Node -> action -> its grant and times."""
+        self._works: dict[str, Work] = {}
         self._made = 0
 
     def requests(self, count: int, *, scales: bool = True) -> list[Request]:
@@ -49,47 +60,53 @@ class DispatcherLoad:
             lasts_s = min(self.rng.lognormvariate(3.0, 1.0), 600.0)
             amounts, elasticity = (tuple(range(1, 33)), self.rng.choice(_SCALES)) if scales else ((), None)
             work = Work("test", "run", "cores@cpu", {"cores": 1}, 3600.0, True, amounts, elasticity, lasts_s)
+            self._works[f"a{self._made}"] = work
             arrival = (round(self.now * 1000), self._made)
             made.append(Request(f"a{self._made}", "t", "coder", "", arrival, (work,), self.now + 1e6))
         return made
 
     def submit(self, count: int) -> None:
         """Submit this many more."""
-        self.follow(self.dispatcher.submitted(self.now, self.requests(count)))
+        self.follow(self.dispatcher.handle(self.now, RequestsSubmitted(tuple(self.requests(count)))))
 
     def add_nodes(self, cores: int = CORES) -> float:
-        """Add nodes with empty inventories. Returns the seconds of the decision that follows the last one."""
-        nodes = [Node(f"n{at}", "1", "cpu", {"cores": cores}, frozenset({"run"})) for at in range(NODES)]
-        for node in nodes:
-            self.follow(self.dispatcher.node_joined(self.now, node))
-        for node in nodes:  # as one event: one inventory after the other would decide node by node
-            node.answered()
-            node.ready = True
-        self.dispatcher.cluster.queues.nodes_changed()
-        return self.decide([])
+        """Add nodes with empty inventories. Returns the seconds of the decision that follows all of them together."""
+        names = [f"n{at}" for at in range(NODES)]
+        for name in names:
+            self.dispatcher.handle(self.now, NodeJoined(name, "1", "cpu", {"cores": cores}, frozenset({"run"})))
+        return self._timed(*(InventoryReported(name, "1", {}) for name in names))
 
     def follow(self, commands: Iterable[Command]) -> None:
         """Record grants."""
         for command in commands:
             if isinstance(command, Grant):
-                self.running[command.action] = command
+                work, units = self._works[command.action], command.units["cores"]
+                assert work.duration_s is not None, f"{command.action} has no declared duration"
+                lasts_s = work.duration_s
+                if work.elasticity is not None:
+                    lasts_s = work.elasticity.duration(work.duration_s, units)
+                running = RunningAction(command, lasts_s, self.now + lasts_s)
+                self._running.setdefault(command.node, {})[command.action] = running
 
     def free(self, node: str, cores: int) -> list[Ended]:
         """Return ends of running actions of a node, the next to end first, until this many cores are free."""
-        held = self.dispatcher.cluster.granted[node]
+        held = self._running[node]
         ends: list[Ended] = []
-        for action in sorted(held, key=lambda name: held[name].expected_end_s):
+        for action in sorted(held, key=lambda name: held[name].ends_s):
             if cores <= 0:
                 break
-            grant, state = self.running.pop(action), held[action]
+            grant, lasts_s, _ = held.pop(action)
             cores -= grant.units["cores"]
-            ends.append(Ended(action, node, grant.attempt, 0, AttemptResult("ok", True), execution_s=state.expected_s))
+            ends.append(Ended(action, node, grant.attempt, 0, AttemptResult("ok", True), execution_s=lasts_s))
         return ends
 
     def decide(self, ends: list[Ended]) -> float:
         """Seconds that the dispatcher takes over these ends."""
+        return self._timed(AttemptsEnded(tuple(ends)))
+
+    def _timed(self, *given: Stimulus) -> float:
         began = perf_counter()
-        commands = self.dispatcher.finished(self.now, ends)
+        commands = self.dispatcher.handle(self.now, *given)
         took_s = perf_counter() - began
         self.follow(commands)
         return took_s
@@ -139,7 +156,7 @@ def rigid(seed: int) -> list[float]:
     load.now -= 100.0  # they arrived before all others
     first = load.requests(ROUNDS + 1, scales=False)
     load.now += 100.0
-    load.follow(load.dispatcher.submitted(load.now, first))
+    load.follow(load.dispatcher.handle(load.now, RequestsSubmitted(tuple(first))))
     taken: list[float] = []
     with _uncollected():
         for number in range(ROUNDS):

@@ -315,7 +315,7 @@ def test_a_target_is_kept_with_its_reason(driver: LeaderDriver) -> None:
     driver.take(entry(TARGETS, target))
 
     assert driver.leader.reasons == {"cores@default": "quiet"}
-    assert driver.leader.dispatcher.cluster.queues.pool("cores@default").target == 2
+    assert driver.leader.dispatcher.target("cores@default") == 2
 
 
 def test_an_earlier_expected_completion_goes_first(driver: LeaderDriver) -> None:
@@ -372,7 +372,7 @@ async def test_silence_while_valkey_was_away_does_not_count_against_nodes(
 ) -> None:
     await driver.leader.run(EmptyReads(reader, driver.clock, *pauses))
 
-    assert ("n" in driver.leader.dispatcher.cluster.nodes.present) == known
+    assert ("n" in driver.leader.dispatcher.node_names()) == known
 
 
 async def test_a_deposed_leader_stops_at_its_next_turn(reader: Redis) -> None:

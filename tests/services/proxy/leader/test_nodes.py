@@ -8,9 +8,12 @@ import pytest
 from services.proxy.leader import nodes
 from services.proxy.leader.nodes import NodeRegistry
 from shared.messages.base import Message
+from shared.messages.environments import RESOURCES
 from shared.messages.grants import grants_topic
 from shared.messages.nodes import Bye, Heartbeat
+from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.views import NodeSummary
 from shared.policy.model.formulation import AskInventory, Command
 from tests.services.proxy.mesh import START, from_node, hello
 
@@ -26,13 +29,18 @@ class NodeRegistryDriver:
 
     def __init__(self) -> None:
         self.registry = NodeRegistry()
-        self.dispatcher = Dispatcher(node_lost_s=10.0)
+        self.dispatcher = Dispatcher(DispatchConfig(node_lost_s=10.0), RESOURCES)
 
     def receive(self, message: Message, *, at: float = START, now: float = START) -> list[Command]:
-        return list(self.registry.handle(now, from_node(message, at=at), self.dispatcher))
+        return self.dispatcher.handle(now, *self.registry.stimuli(now, from_node(message, at=at), self.dispatcher))
 
     def known(self) -> dict[str, str]:
-        return {name: node.incarnation for name, node in self.dispatcher.cluster.nodes.present.items()}
+        return {name: self.node(name).incarnation for name in self.dispatcher.node_names()}
+
+    def node(self, name: str) -> NodeSummary:
+        node = self.dispatcher.node(name)
+        assert node is not None, f"{name} is unknown"
+        return node
 
     def stream(self, node: str = "n") -> str | None:
         topic = self.registry.topic(node)
@@ -64,7 +72,7 @@ def test_a_fresh_heartbeat_brings_a_node_of_an_old_hello_back(driver: NodeRegist
     driver.receive(hello(cores=3), at=OLD)
 
     assert driver.receive(beat()) == [AskInventory("n")]
-    assert driver.dispatcher.cluster.nodes.present["n"].capacity == {"cores": 3}
+    assert driver.node("n").capacity == {"cores": 3}
 
 
 def test_an_old_heartbeat_brings_no_node_back(driver: NodeRegistryDriver) -> None:
@@ -86,7 +94,7 @@ def test_a_heartbeat_of_a_known_node_asks_nothing(driver: NodeRegistryDriver) ->
     driver.receive(hello())
 
     assert driver.receive(beat(), at=START + 5, now=START + 5) == []
-    assert driver.dispatcher.cluster.nodes.present["n"].seen_s == START + 5
+    assert driver.node("n").seen_s == START + 5
 
 
 def test_a_new_incarnation_takes_the_place_of_the_old_one(driver: NodeRegistryDriver) -> None:

@@ -16,9 +16,9 @@ from shared.bus.connection import command
 from shared.bus.functions import Advancing, Submission
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.batch_snapshot import OpenBatchesSnapshot, UnansweredRequests
-from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.backlog import Backlog, PoolBacklog, StuckWork
-from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import ActionCancelled, RequestsSubmitted
 from shared.policy.model.formulation import Request, Work
 from tests.services.proxy.mesh import START, StillClock, stage, submitted
 from tests.services.proxy.stores import store_over
@@ -90,9 +90,10 @@ async def test_an_action_answered_meanwhile_is_not_stuck(store: Store, journal: 
 # ---- publishing --------------------------------------------------------------------------------------------------
 
 
-def waiting(cluster: ClusterState, name: str, batch: str = "b") -> None:
+def waiting(dispatcher: Dispatcher, name: str, batch: str = "b") -> None:
     work = Work("run", "code.run", "cores@default", {"cores": 999}, 1.0)
-    cluster.queues.enqueue(ActionState(Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)))
+    new = Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)
+    dispatcher.handle(1.0, RequestsSubmitted((new,)))
 
 
 async def test_changes_are_published_until_another_leads(
@@ -100,19 +101,19 @@ async def test_changes_are_published_until_another_leads(
 ) -> None:
     monkeypatch.setattr(backlog, "PUBLISH_EVERY_S", 0.01)
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
-    cluster, flaky = ClusterState(), Flaky(journal.redis)
-    publishing = asyncio.create_task(publish_backlog(flaky, journal.epoch, cluster, StillClock()))
+    dispatcher, flaky = Dispatcher(), Flaky(journal.redis)
+    publishing = asyncio.create_task(publish_backlog(flaky, journal.epoch, dispatcher, StillClock()))
     await soon(lambda: _is(store, {}))
     flaky.failures = ["before", "after"]
-    waiting(cluster, "a")
+    waiting(dispatcher, "a")
     await soon(lambda: _is(store, {"b": 1}))
     await command(journal.redis, "DEL", "backlog")
-    waiting(cluster, "c")
+    waiting(dispatcher, "c")
     await soon(lambda: _is(store, {"b": 2}))
 
     await functions.resign(journal.redis, "me")
     await functions.lead(journal.redis, "you", 30.0)
-    waiting(cluster, "d")
+    waiting(dispatcher, "d")
     async with asyncio.timeout(20):
         await publishing
     assert await store.stuck() == {"b": 2}
@@ -127,8 +128,8 @@ async def test_batches_are_published_on_change_and_once_if_there_are_none(
     monkeypatch.setattr(backlog, "PUBLISH_EVERY_S", 0.01)
     former = OpenBatchesSnapshot(1.0, {"gone": UnansweredRequests([b""], [b""])})
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), former)
-    cluster, clock = ClusterState(), StillClock()
-    publishing = asyncio.create_task(publish_backlog(journal.redis, journal.epoch, cluster, clock))
+    dispatcher, clock = Dispatcher(), StillClock()
+    publishing = asyncio.create_task(publish_backlog(journal.redis, journal.epoch, dispatcher, clock))
 
     async def seen(*batches: str) -> bool:
         snapshot = await read_snapshot(journal.redis)
@@ -136,13 +137,13 @@ async def test_batches_are_published_on_change_and_once_if_there_are_none(
 
     await soon(seen)
     clock.now += 1.0
-    waiting(cluster, "outside", batch="")
+    waiting(dispatcher, "outside", batch="")
     await soon(lambda: _waits(store_over(journal.redis), 1))
     snapshot = await read_snapshot(journal.redis)
     assert snapshot == OpenBatchesSnapshot(START, {}), "work outside batches does not change their snapshot"
-    waiting(cluster, "a")
+    waiting(dispatcher, "a")
     await soon(lambda: seen("b"))
-    cluster.queues.remove(cluster.queues.queued["a"])
+    dispatcher.handle(1.0, ActionCancelled("a", "not wanted"))
     await soon(seen)
     publishing.cancel()
 

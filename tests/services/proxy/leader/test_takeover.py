@@ -114,7 +114,7 @@ async def test_a_node_that_has_left_is_not_asked(store: StoreOfFormerLeader) -> 
     await store.publish(NODES, hello(), Bye(node="n", incarnation="1"))
     await store.taken_over()
 
-    assert store.leader.dispatcher.cluster.nodes.present == {}
+    assert not store.leader.dispatcher.node_names()
 
 
 async def test_work_that_a_node_still_executes_continues_there(store: StoreOfFormerLeader) -> None:
@@ -223,7 +223,7 @@ async def test_targets_are_restored(store: StoreOfFormerLeader) -> None:
         await store.publish(TARGETS, TargetSet(pool="cores@default", units=units, decided_at=1.0, reason=f"{units} do"))
     await store.taken_over()
 
-    assert store.leader.dispatcher.cluster.queues.pool("cores@default").target == 2
+    assert store.leader.dispatcher.target("cores@default") == 2
     assert store.leader.reasons == {"cores@default": "2 do"}
 
 
@@ -264,7 +264,9 @@ async def test_a_long_journal_is_read_whole(store: StoreOfFormerLeader) -> None:
     await store.taken_over()
 
     assert list(store.leader.unanswered) == [one.action for one in requests]
-    assert store.leader.dispatcher.registry.actions["a2499"].attempt == 2
+    last = store.leader.dispatcher.action("a2499")
+    assert last is not None
+    assert last.attempt == 2
 
 
 async def test_a_long_journal_is_handled_in_parts_so_that_the_lease_can_be_renewed_between(

@@ -157,7 +157,9 @@ async def test_its_memory_is_held_from_the_inventory_on(store: StoreOfFormerLead
     await store.taken_over()
     store.read(inventory(environments=("t1",)))
 
-    assert store.leader.dispatcher.cluster.nodes.present["n"].free(MEMORY) == 4096 - 512
+    node = store.leader.dispatcher.node("n")
+    assert node is not None
+    assert (node.capacity[MEMORY], node.used[MEMORY]) == (4096, 512)
 
 
 async def test_a_handled_close_is_removed_from_the_journal(store: StoreOfFormerLeader) -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import (
+    ActionRestored,
+    EnvironmentGone,
+    InventoryReported,
+    PlacementRestored,
+    PlannerChecked,
+    TrajectoryRestored,
+)
 from shared.policy.model.formulation import (
     Advance,
     AnswerAction,
@@ -21,6 +30,7 @@ from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport
 from tests.shared.policy.dispatch.dispatch_records import MOST_ATTEMPTS, Records
+from tests.shared.policy.strategies import SPECS, joined, reported, submitted
 
 NODE_LOST_S = 10.0
 
@@ -33,23 +43,23 @@ class LeaderRecords(Records):
         """Replace the leader, without its unwritten commands; the new one rebuilds its state from the store."""
         self.epoch += 1
         self.writes, self.inventoried, self.shares = [], {}, {}
-        self.leader = Dispatcher(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S)
-        self.do(self.leader.planned(self.now, self.planned))
+        self.leader = Dispatcher(DispatchConfig(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S), SPECS)
+        self.do(self.leader.handle(self.now, PlannerChecked(self.planned)))
         for trajectory, ended in self.over.items():
-            self.leader.trajectory_ended(trajectory, ended)
+            self.leader.handle(self.now, TrajectoryRestored(trajectory, ended))
         for trajectory, (host, units) in self.placements.items():
-            self.leader.trajectory_placed(trajectory, host, units)
-        self.do(self.leader.submitted(self.now, self.journal.values()))
+            self.leader.handle(self.now, PlacementRestored(trajectory, host, units))
+        self.do(self.leader.handle(self.now, submitted(*self.journal.values())))
         for action_id in list(self.journal):
             if action_id in self.leader.registry.actions and (action_id in self.marks or action_id in self.steps):
                 stage, acts = self.steps.get(action_id, (0, ()))
                 attempt, host = self.marks.get(action_id, (0, ""))
-                self.leader.restored(self.now, action_id, stage, attempt, acts, host)
+                self.leader.handle(self.now, ActionRestored(action_id, stage, attempt, tuple(acts), host))
         for at, hello in self.hellos:
             if self.now - at < NODE_LOST_S:
                 fresh = Node(hello.name, hello.incarnation, hello.node_class, hello.capacity, hello.kinds, hello.specs)
                 fresh.prefetches = hello.prefetches
-                self.do(self.leader.node_joined(self.now, fresh))
+                self.do(self.leader.handle(self.now, joined(fresh)))
         self.read = 0
         self.lead_reads(len(self.outcomes))
 
@@ -62,17 +72,17 @@ class LeaderRecords(Records):
             if isinstance(entry, Ended):
                 ends.append(entry)
                 continue
-            self.do(self.leader.finished(self.now, ends))
+            self.do(self.leader.handle(self.now, reported(*ends)))
             ends = []
             if isinstance(entry, EnvironmentEndReport):
                 gone = (entry.node, entry.incarnation, entry.trajectory, entry.ended, "so be it")
-                self.do(self.leader.environment_ended(self.now, *gone))
+                self.do(self.leader.handle(self.now, EnvironmentGone(*gone)))
                 continue
             if entry.epoch == self.epoch:
                 self.inventoried.setdefault(entry.node, set()).add(entry.incarnation)
                 account = (entry.held, entry.environments)
-                self.do(self.leader.inventory_taken(self.now, entry.node, entry.incarnation, *account))
-        self.do(self.leader.finished(self.now, ends))
+                self.do(self.leader.handle(self.now, InventoryReported(entry.node, entry.incarnation, *account)))
+        self.do(self.leader.handle(self.now, reported(*ends)))
 
     def do(self, commands: Iterable[Command]) -> None:
         """Check the leader's commands and queue them for writing."""
@@ -91,7 +101,7 @@ class LeaderRecords(Records):
                 assert 0 <= command.units <= node.capacity[command.resource], f"not to be owned: {command}"
                 self.shares[node.incarnation, command.resource] = command.units
             if isinstance(command, Advance):
-                self.carried[command.action, command.stage] = tuple(self.leader.registry.actions[command.action].acts)
+                self.carried[command.action, command.stage] = command.acts
             if isinstance(command, AnswerAction):
                 self._adds_up(command)
             to = "" if isinstance(command, AnswerAction | Advance | ForgetTrajectory) else self.address(command.node)

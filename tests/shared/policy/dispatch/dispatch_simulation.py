@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shared.policy.dispatch.stimuli import NodeLost, NodeSeen, TickPassed, TrajectoryClosed
 from shared.policy.model.formulation import AskInventory, CloseEnvironment, Grant, Request, Revoke, TrajectoryEnd
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, Run
 from tests.shared.policy.dispatch.dispatch_leader import LeaderRecords
+from tests.shared.policy.strategies import joined, submitted
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class DispatchSimulation(LeaderRecords):
         self.troubled.add(trajectory)
         self.over.setdefault(trajectory, "closed")
         self.cancels |= {name for name, one in self.journal.items() if one.need and one.need.trajectory == trajectory}
-        self.do(self.leader.trajectory_closed(self.now, trajectory))
+        self.do(self.leader.handle(self.now, TrajectoryClosed(trajectory)))
 
     def _begun(self, runs: Iterable[Run]) -> None:
         for run in runs:
@@ -150,7 +152,7 @@ class DispatchSimulation(LeaderRecords):
             if host.name in self.leader.cluster.nodes.present:
                 node = self.leader.cluster.nodes.present[host.name]
                 if node.incarnation == host.incarnation:
-                    self.do(self.leader.node_lost(self.now, host.name, "it has stopped"))
+                    self.do(self.leader.handle(self.now, NodeLost(host.name, "it has stopped")))
         self.troubled.add(host.name)
         host.alive = False
         host.inbox.clear()
@@ -167,26 +169,27 @@ class DispatchSimulation(LeaderRecords):
         host.starts += 1
         host.alive = host.reachable = True
         self.hellos.append((self.now, host.hello()))
-        self.do(self.leader.node_joined(self.now, host.hello()))
+        self.do(self.leader.handle(self.now, joined(host.hello())))
 
     def beat(self) -> None:
         """Heartbeats of all reachable hosts."""
         for host in self.hosts.values():
-            known = (
-                self.leader.node_seen(self.now, host.name, host.incarnation) if host.alive and host.reachable else True
-            )
-            if not known:
-                self.do(self.leader.node_joined(self.now, host.hello()))
+            if not (host.alive and host.reachable):
+                continue
+            if self.leader.has_node(host.name, host.incarnation):
+                self.leader.handle(self.now, NodeSeen(host.name, host.incarnation))
+            else:
+                self.do(self.leader.handle(self.now, joined(host.hello())))
 
     def pass_time(self, seconds: float) -> None:
         """Advance the clock with heartbeats only."""
         self.now += seconds
         self.beat()
-        self.do(self.leader.ticked(self.now))
+        self.do(self.leader.handle(self.now, TickPassed()))
 
     def submit(self, request: Request) -> None:
         self.requests[request.id] = self.journal[request.id] = request
-        self.do(self.leader.submitted(self.now, [request]))
+        self.do(self.leader.handle(self.now, submitted(request)))
 
     # ---- the end of a history ----------------------------------------------------------------------------------
 

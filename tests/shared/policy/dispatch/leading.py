@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import InventoryReported, NodeSeen
 from shared.policy.model.formulation import AskInventory, Command, Grant, Request
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult, ExecutionStatus
-from tests.shared.policy.strategies import node
+from tests.shared.policy.strategies import SPECS, joined, node, reported, submitted
 
 
 def leading(*names: str, cores: int = 4) -> Dispatcher:
     """A dispatcher that has read the (empty) inventories of these nodes."""
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(specs=SPECS)
     for name in names:
         meet(dispatcher, name, cores=cores)
     return dispatcher
@@ -25,9 +26,9 @@ def meet(
     incarnation: str = "1",
     cores: int = 4,
 ) -> list[Command]:
-    asked = dispatcher.node_joined(0.0, node(name, {"cores": cores}, incarnation=incarnation))
+    asked = dispatcher.handle(0.0, joined(node(name, {"cores": cores}, incarnation=incarnation)))
     assert AskInventory(name) in asked
-    return dispatcher.inventory_taken(0.0, name, incarnation, held or {})
+    return dispatcher.handle(0.0, InventoryReported(name, incarnation, held or {}))
 
 
 def ended(grant: Grant, status: ExecutionStatus = "ok", *, passed: bool | None = None) -> Ended:
@@ -42,14 +43,15 @@ def ended(grant: Grant, status: ExecutionStatus = "ok", *, passed: bool | None =
 
 
 def submit(dispatcher: Dispatcher, *requests: Request) -> list[Grant]:
-    return [one for one in dispatcher.submitted(0.0, requests) if isinstance(one, Grant)]
+    return [one for one in dispatcher.handle(0.0, submitted(*requests)) if isinstance(one, Grant)]
 
 
 def report(dispatcher: Dispatcher, *ends: Ended) -> list[Command]:
-    commands = dispatcher.finished(1.0, ends)
+    commands = dispatcher.handle(1.0, reported(*ends))
     dispatcher.check()
     return commands
 
 
 def beat(dispatcher: Dispatcher, now: float) -> None:
-    assert all(dispatcher.node_seen(now, name, "1") for name in dispatcher.cluster.nodes.present)
+    for name in dispatcher.node_names():
+        dispatcher.handle(now, NodeSeen(name, "1"))

@@ -8,7 +8,7 @@ from shared.policy.dispatch import backlog
 from shared.policy.dispatch.backlog import Backlog, PoolBacklog, StuckWork, lacking, survey, why_stuck
 from shared.policy.dispatch.dispatcher import Dispatcher
 from tests.shared.policy.dispatch.leading import leading, meet, submit
-from tests.shared.policy.strategies import CORES, request, work
+from tests.shared.policy.strategies import CORES, SPECS, request, work
 
 WIDE = work(units={"cores": 999})
 ALIEN = work("gpus@cpu", {"gpus": 1})
@@ -42,7 +42,7 @@ def test_work_that_no_node_could_ever_take_is_stuck_at_once_even_behind_a_queue(
 
 
 def test_everything_in_a_pool_without_nodes_is_stuck_until_one_comes() -> None:
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(specs=SPECS)
     submit(dispatcher, request("r", batch="b"), request("s", work(kind="judge"), seq=1, batch="b"))
     found = survey(dispatcher.cluster)
     assert (found.pools[0].stuck, found.stuck) == (2, {"b": 2})
@@ -65,7 +65,7 @@ def test_stuck_work_has_a_reason() -> None:
 
 
 def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(specs=SPECS)
     units = [{"cores": 1 + n % 5} for n in range(9)]
     submit(dispatcher, *(request(f"r{n}", work(units=one), seq=n, batch=f"b{n}") for n, one in enumerate(units)))
     submit(dispatcher, request("other", ALIEN, seq=9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.policy.dispatch.action_state import ActionState, InvalidTransition
+from shared.policy.dispatch.stimuli import ActionCancelled, AttemptStarted, BatchCancelled, TickPassed
 from shared.policy.model.formulation import Advance, AnswerAction, Grant, Revoke
 from shared.policy.model.results import ExecutionStatus
 from tests.shared.policy.dispatch.leading import beat, ended, leading, report, submit
@@ -21,7 +22,9 @@ def test_a_request_walks_through_its_stages_and_is_answered_with_all_of_them() -
     (grant,) = submit(dispatcher, request("r", *THREE))
     for stage in (1, 2):
         advance, following = report(dispatcher, ended(grant, passed=True))
-        assert advance == Advance("r", stage)
+        assert isinstance(advance, Advance)
+        assert (advance.action, advance.stage) == ("r", stage)
+        assert [act.name for act in advance.acts] == [work.name for work in THREE[:stage]]
         assert isinstance(following, Grant)
         grant = following
     (answer,) = report(dispatcher, ended(grant, passed=True))
@@ -60,19 +63,19 @@ def test_known_ids_are_skipped() -> None:
 def test_queued_work_is_cancelled_at_once_and_granted_work_when_its_node_confirms() -> None:
     dispatcher = leading("n", cores=1)
     (grant,) = submit(dispatcher, request("running"), request("waiting", seq=1))
-    (answer,) = dispatcher.cancelled(1.0, "waiting", "enough")
+    (answer,) = dispatcher.handle(1.0, ActionCancelled("waiting", "enough"))
     assert answer == AnswerAction("waiting", "cancelled", "enough", (), queue_s=1.0)
-    assert dispatcher.cancelled(1.0, "running", "enough") == [Revoke("running", "n", 1)]
-    assert dispatcher.cancelled(1.0, "running", "enough") == []
+    assert dispatcher.handle(1.0, ActionCancelled("running", "enough")) == [Revoke("running", "n", 1)]
+    assert dispatcher.handle(1.0, ActionCancelled("running", "enough")) == []
     cut = AnswerAction("running", "cancelled", "enough", (), queue_s=0.0, execution_s=2.0)
     assert report(dispatcher, ended(grant, "cancelled")) == [cut]
-    assert dispatcher.cancelled(1.0, "running", "enough") == []
+    assert dispatcher.handle(1.0, ActionCancelled("running", "enough")) == []
 
 
 def test_a_cancel_that_comes_too_late_returns_the_result() -> None:
     dispatcher = leading("n")
     (grant,) = submit(dispatcher, request("r"))
-    dispatcher.cancelled(1.0, "r", "enough")
+    dispatcher.handle(1.0, ActionCancelled("r", "enough"))
     (answer,) = report(dispatcher, ended(grant, passed=True))
     assert isinstance(answer, AnswerAction)
     assert answer.ended == "ok"
@@ -82,7 +85,7 @@ def test_a_stage_that_passes_while_its_request_is_cancelled_is_no_verdict_on_the
     """A verdict on the compile stage alone is not a verdict on compile, run and judge."""
     dispatcher = leading("n")
     (grant,) = submit(dispatcher, request("r", *THREE))
-    dispatcher.cancelled(1.0, "r", "enough")
+    dispatcher.handle(1.0, ActionCancelled("r", "enough"))
     (answer,) = report(dispatcher, ended(grant, passed=True))
     assert isinstance(answer, AnswerAction)
     assert (answer.ended, answer.reason, len(answer.acts)) == ("cancelled", "enough", 1)
@@ -95,7 +98,7 @@ def test_nothing_of_a_batch_is_granted_while_it_is_cancelled() -> None:
     wide = request("b-0", work(CORES, {"cores": 2}), batch="b")
     narrow = [request(f"b-{at}", work(timeout_s=1e4), seq=at, batch="b") for at in range(1, 4)]
     assert submit(dispatcher, wide, *narrow) == []
-    commands = dispatcher.batch_cancelled(1.0, "b", "enough")
+    commands = dispatcher.handle(1.0, BatchCancelled("b", "enough"))
     assert [type(one) for one in commands] == [AnswerAction] * 4
     dispatcher.check()
 
@@ -105,7 +108,7 @@ def test_a_deadline_ends_waiting_and_running_work() -> None:
     alien = request("alien", work(kind="cobol"), seq=2, deadline_s=5.0)
     (grant,) = submit(dispatcher, request("running", deadline_s=5.0), request("waiting", seq=1, deadline_s=5.0), alien)
     beat(dispatcher, 5.0)
-    commands = dispatcher.ticked(5.0)
+    commands = dispatcher.handle(5.0, TickPassed())
     reasons = {one.action: one.reason for one in commands if isinstance(one, AnswerAction)}
     assert reasons == {
         "waiting": "its deadline came while it waited for cores@cpu",
@@ -132,8 +135,8 @@ def test_a_transition_that_the_table_does_not_have_lists_the_past_states() -> No
 def test_only_the_current_attempt_is_reported_as_running() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
-    dispatcher.started(0.0, "r", 2)
-    dispatcher.started(0.0, "unknown", 1)
+    dispatcher.handle(0.0, AttemptStarted("r", 2))
+    dispatcher.handle(0.0, AttemptStarted("unknown", 1))
     before = dispatcher.registry.actions["r"].state
-    dispatcher.started(0.0, "r", 1)
+    dispatcher.handle(0.0, AttemptStarted("r", 1))
     assert (before, dispatcher.registry.actions["r"].state) == ("granted", "running")

@@ -9,6 +9,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from shared.policy.dispatch.stimuli import (
+    ActionCancelled,
+    AttemptStarted,
+    BatchCancelled,
+    EstimateReceived,
+    PlannerChecked,
+    TargetReceived,
+)
 from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, TrajectoryEnd
 from shared.policy.model.results import ExecutionStatus
 from tests.shared.policy import strategies
@@ -114,7 +122,7 @@ class MeshMachine(RuleBasedStateMachine):
     def cancel(self, pick: int) -> None:
         name = list(self.simulation.journal)[pick % len(self.simulation.journal)]
         self.simulation.cancels.add(name)
-        self.simulation.do(self.simulation.leader.cancelled(self.simulation.now, name, "not wanted"))
+        self.simulation.do(self.simulation.leader.handle(self.simulation.now, ActionCancelled(name, "not wanted")))
 
     @rule(batch=st.sampled_from(["b1", "b2"]))
     def cancel_batch(self, batch: str) -> None:
@@ -122,22 +130,22 @@ class MeshMachine(RuleBasedStateMachine):
         members = {name for name, request in simulation.journal.items() if request.batch == batch}
         simulation.cancels |= members
         before = len(simulation.writes)
-        simulation.do(simulation.leader.batch_cancelled(simulation.now, batch, "not wanted"))
+        simulation.do(simulation.leader.handle(simulation.now, BatchCancelled(batch, "not wanted")))
         granted = {command.action for _, command in simulation.writes[before:] if isinstance(command, Grant)}
         assert granted.isdisjoint(members), "what is being cancelled is not granted on the way"
 
     @rule(pool=st.sampled_from(POOLS), units=st.integers(0, 9))
     def target(self, pool: str, units: int) -> None:
-        self.simulation.do(self.simulation.leader.targeted(self.simulation.now, pool, units))
+        self.simulation.do(self.simulation.leader.handle(self.simulation.now, TargetReceived(pool, units)))
 
     @rule(planned=st.booleans())
     def planner(self, planned: bool) -> None:
         self.simulation.planned = planned
-        self.simulation.do(self.simulation.leader.planned(self.simulation.now, planned))
+        self.simulation.do(self.simulation.leader.handle(self.simulation.now, PlannerChecked(planned)))
 
     @rule(batch=st.sampled_from(["b1", "b2"]), ahead_s=st.floats(0, 100))
     def estimate(self, batch: str, ahead_s: float) -> None:
-        self.simulation.leader.completion_expected(batch, self.simulation.now + ahead_s)
+        self.simulation.leader.handle(self.simulation.now, EstimateReceived(batch, self.simulation.now + ahead_s))
 
     # ---- hosts -------------------------------------------------------------------------------------------------
 
@@ -191,7 +199,7 @@ class MeshMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def started(self, pick: int) -> None:
         for run in self.host(pick).runs.values():
-            self.simulation.leader.started(self.simulation.now, run.grant.action, run.grant.attempt)
+            self.simulation.leader.handle(self.simulation.now, AttemptStarted(run.grant.action, run.grant.attempt))
 
     # ---- leader ------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import EstimateReceived, InventoryReported
 from shared.policy.model.formulation import Request
 from tests.shared.policy.dispatch.virtual_time import VirtualTimeMesh
-from tests.shared.policy.strategies import CORES, SLOTS, node, request, work
+from tests.shared.policy.strategies import CORES, SLOTS, SPECS, joined, node, request, work
 
 
 def of_batch(batch: str, number: int, *, timeout_s: float = 10.0) -> list[Request]:
@@ -38,24 +39,24 @@ def test_the_earliest_batch_is_served_first_whatever_the_submission_order(arriva
 def join(mesh: VirtualTimeMesh, cores: int) -> None:
     """A node joins after all submissions."""
     joining = node("n", {"cores": cores})
-    mesh.do(mesh.dispatcher.node_joined(mesh.now, joining))
-    mesh.do(mesh.dispatcher.inventory_taken(mesh.now, "n", joining.incarnation, {}))
+    mesh.do(mesh.dispatcher.handle(mesh.now, joined(joining)))
+    mesh.do(mesh.dispatcher.handle(mesh.now, InventoryReported("n", joining.incarnation, {})))
 
 
 def test_a_new_estimate_moves_the_queued_requests_of_a_batch() -> None:
     mesh = VirtualTimeMesh([], lambda _: 1.0)
     mesh.submit(*of_batch("first", 3, timeout_s=10.0), *of_batch("second", 3, timeout_s=20.0))
-    mesh.dispatcher.completion_expected("second", 5.0)
+    mesh.dispatcher.handle(0.0, EstimateReceived("second", 5.0))
     join(mesh, 1)
     mesh.run(1.5)
-    mesh.dispatcher.completion_expected("first", 1.0)
+    mesh.dispatcher.handle(0.0, EstimateReceived("first", 1.0))
     mesh.run()
     assert batches_in_order(mesh) == ["second", "first", "second"]
 
 
 def test_an_estimate_that_came_before_the_batch_counts() -> None:
     mesh = VirtualTimeMesh([], lambda _: 1.0)
-    mesh.dispatcher.completion_expected("late", 500.0)
+    mesh.dispatcher.handle(0.0, EstimateReceived("late", 500.0))
     mesh.submit(*of_batch("late", 2, timeout_s=1.0), *of_batch("soon", 2, timeout_s=20.0))
     join(mesh, 1)
     mesh.run()
@@ -86,7 +87,7 @@ def test_a_later_stage_keeps_the_place_of_its_batch() -> None:
 @pytest.mark.parametrize("bound_s", [60.0, 3600.0])
 def test_a_stream_of_newer_requests_never_starves_an_older_one(bound_s: float) -> None:
     """The old batch has timeouts of 1e5 s, each newer one of a second. Age wins because of the bound."""
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(specs=SPECS)
     dispatcher.cluster.queues.batches.bound_s = bound_s
     mesh = VirtualTimeMesh([node("n", {"cores": 1})], lambda _: 10.0, dispatcher)
     mesh.submit(request("other-0", batch="other"))
@@ -186,10 +187,10 @@ def test_work_that_no_node_can_take_does_not_block_the_queue() -> None:
 def test_parked_work_runs_when_a_node_that_can_take_it_joins() -> None:
     mesh = VirtualTimeMesh([node("n")], lambda _: 1.0)
     mesh.submit(request("alien", work(kind="cobol"), batch="b"))
-    mesh.dispatcher.completion_expected("b", 5.0)
+    mesh.dispatcher.handle(0.0, EstimateReceived("b", 5.0))
     joining = node("m", kinds="cobol")
-    mesh.do(mesh.dispatcher.node_joined(1.0, joining))
-    mesh.do(mesh.dispatcher.inventory_taken(1.0, "m", joining.incarnation, {}))
+    mesh.do(mesh.dispatcher.handle(1.0, joined(joining)))
+    mesh.do(mesh.dispatcher.handle(1.0, InventoryReported("m", joining.incarnation, {})))
     assert "alien" in mesh.started
 
 
@@ -240,7 +241,7 @@ def test_a_big_head_keeps_its_turn_while_others_pass() -> None:
         if at % 5 == 0:
             mesh.at(when, request(f"long{at}", work(timeout_s=30.0), at_s=when, tenant="bob", task="long"))
     big = request("big", work(CORES, {"cores": 4}, timeout_s=1.0), at_s=5.0, tenant="ada", task="big", batch="big")
-    mesh.dispatcher.completion_expected("big", 0.0)
+    mesh.dispatcher.handle(0.0, EstimateReceived("big", 0.0))
     mesh.at(5.0, big)
     mesh.run(100.0)
     assert mesh.started["big"] < 15.0

@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import (
+    ActionRestored,
+    InventoryReported,
+    PlannerChecked,
+    TargetReceived,
+)
 from shared.policy.model.formulation import AnswerAction, Grant, Request, SetShare
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.virtual_time import VirtualTimeMesh
-from tests.shared.policy.strategies import CORES, node, request, work
+from tests.shared.policy.strategies import CORES, SPECS, joined, node, reported, request, submitted, work
 
 
 def owned(mesh: VirtualTimeMesh) -> int:
@@ -40,7 +47,7 @@ def test_shares_add_up_to_the_target_within_what_runs_and_what_there_is(cores: l
     mesh = VirtualTimeMesh(nodes(*cores), lambda _: 1.0)
     mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(200)))
     for target in targets:
-        mesh.do(mesh.dispatcher.targeted(mesh.now, CORES, target))
+        mesh.do(mesh.dispatcher.handle(mesh.now, TargetReceived(CORES, target)))
         used = sum(one.used.get("cores", 0) for one in mesh.dispatcher.cluster.nodes.present.values())
         assert owned(mesh) == min(sum(cores), max(target, used, 1))
         assert used <= owned(mesh)
@@ -49,7 +56,7 @@ def test_shares_add_up_to_the_target_within_what_runs_and_what_there_is(cores: l
 
 def test_with_a_target_no_more_than_it_is_executed() -> None:
     mesh = VirtualTimeMesh(nodes(4, 4), lambda _: 1.0)
-    mesh.do(mesh.dispatcher.targeted(0.0, CORES, 3))
+    mesh.do(mesh.dispatcher.handle(0.0, TargetReceived(CORES, 3)))
     mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(10)))
     assert len(mesh.started) == 3
     mesh.run()
@@ -58,7 +65,7 @@ def test_with_a_target_no_more_than_it_is_executed() -> None:
 
 def test_a_target_of_nothing_delays_but_never_starves() -> None:
     mesh = VirtualTimeMesh(nodes(4), lambda _: 1.0)
-    mesh.do(mesh.dispatcher.targeted(0.0, CORES, 0))
+    mesh.do(mesh.dispatcher.handle(0.0, TargetReceived(CORES, 0)))
     mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
     mesh.run()
     assert sorted(mesh.started.values()) == [0.0, 1.0, 2.0]
@@ -68,16 +75,16 @@ def test_a_target_of_nothing_delays_but_never_starves() -> None:
 def test_a_head_that_is_wider_than_every_even_share_gets_a_share_that_holds_it(target: int) -> None:
     """Two nodes of four cores share the target evenly; a request for all four of one node must run all the same."""
     mesh = VirtualTimeMesh(nodes(4, 4), lambda _: 1.0)
-    mesh.do(mesh.dispatcher.targeted(0.0, CORES, target))
+    mesh.do(mesh.dispatcher.handle(0.0, TargetReceived(CORES, target)))
     mesh.submit(request("wide", work(CORES, {"cores": 4}), batch="b"))
     mesh.run()
     assert mesh.answered == {"wide": "ok"}
 
 
 def test_work_outside_batches_grows_the_share_at_once_and_shrinks_it_after_the_linger() -> None:
-    dispatcher = Dispatcher(linger_s=10.0)
+    dispatcher = Dispatcher(DispatchConfig(linger_s=10.0), SPECS)
     mesh = VirtualTimeMesh(nodes(8), lambda _: 1.0, dispatcher)
-    mesh.do(dispatcher.targeted(0.0, CORES, 2))
+    mesh.do(dispatcher.handle(0.0, TargetReceived(CORES, 2)))
     assert owned(mesh) == 2
     mesh.submit(*(request(f"a{at}", seq=at) for at in range(4)))
     assert owned(mesh) == 6
@@ -95,18 +102,18 @@ def test_work_outside_batches_grows_the_share_at_once_and_shrinks_it_after_the_l
 def test_a_node_receives_its_share_even_if_that_is_its_whole_capacity() -> None:
     """A former leader may have set another share."""
     mesh = VirtualTimeMesh(nodes(4), lambda _: 1.0)
-    commands = mesh.dispatcher.targeted(0.0, CORES, 9)
+    commands = mesh.dispatcher.handle(0.0, TargetReceived(CORES, 9))
     assert commands == [SetShare("n0", "cores", 4)]
-    assert mesh.dispatcher.targeted(0.0, CORES, 9) == []
+    assert mesh.dispatcher.handle(0.0, TargetReceived(CORES, 9)) == []
 
 
 def test_a_node_that_joins_takes_its_part_of_the_target() -> None:
     mesh = VirtualTimeMesh(nodes(4), lambda _: 1.0)
-    mesh.do(mesh.dispatcher.targeted(0.0, CORES, 4))
+    mesh.do(mesh.dispatcher.handle(0.0, TargetReceived(CORES, 4)))
     joining = node("n1", {"cores": 4})
-    mesh.do(mesh.dispatcher.node_joined(0.0, joining))
+    mesh.do(mesh.dispatcher.handle(0.0, joined(joining)))
     assert mesh.shares == {("n0", "cores"): 4}
-    mesh.do(mesh.dispatcher.inventory_taken(0.0, "n1", joining.incarnation, {}))
+    mesh.do(mesh.dispatcher.handle(0.0, InventoryReported("n1", joining.incarnation, {})))
     assert mesh.shares == {("n0", "cores"): 2, ("n1", "cores"): 2}
 
 
@@ -125,8 +132,8 @@ def test_without_a_planner_nothing_queues_because_a_target_is_missing(
     def starts(target: int | None) -> dict[str, float]:
         mesh = VirtualTimeMesh(nodes(*cores), lambda _: 1.0)
         if target is not None:
-            mesh.do(mesh.dispatcher.targeted(0.0, CORES, target))
-            mesh.do(mesh.dispatcher.planned(0.0, planned=False))
+            mesh.do(mesh.dispatcher.handle(0.0, TargetReceived(CORES, target)))
+            mesh.do(mesh.dispatcher.handle(0.0, PlannerChecked(alive=False)))
         for at, (units, batch) in enumerate(jobs):
             mesh.at(at / 4, request(f"r{at}", work(CORES, {"cores": units}), seq=at, at_s=at / 4, batch=batch))
         mesh.run()
@@ -141,24 +148,24 @@ def test_without_a_planner_nothing_queues_because_a_target_is_missing(
 
 def test_without_a_planner_a_batch_runs_on_all_its_work_takes_and_then_on_its_target_again() -> None:
     mesh = VirtualTimeMesh(nodes(4, 4), lambda _: 1.0)
-    mesh.do(mesh.dispatcher.targeted(0.0, CORES, 1))
+    mesh.do(mesh.dispatcher.handle(0.0, TargetReceived(CORES, 1)))
     mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
     assert (len(mesh.started), owned(mesh)) == (1, 1)
-    mesh.do(mesh.dispatcher.planned(0.0, planned=False))
+    mesh.do(mesh.dispatcher.handle(0.0, PlannerChecked(alive=False)))
     assert (len(mesh.started), owned(mesh)) == (5, 5)
     mesh.submit(*(request(f"c{at}", seq=9 + at, batch="b") for at in range(9)))
     assert (len(mesh.started), owned(mesh)) == (8, 8)
     mesh.run()
     assert sorted(mesh.started.values()) == [0.0] * 8 + [1.0] * 6
-    mesh.do(mesh.dispatcher.planned(mesh.now, planned=True))
+    mesh.do(mesh.dispatcher.handle(mesh.now, PlannerChecked(alive=True)))
     assert owned(mesh) == 1, "targets apply again"
 
 
 def test_without_a_planner_units_are_released_some_time_after_their_work() -> None:
-    dispatcher = Dispatcher(linger_s=10.0)
+    dispatcher = Dispatcher(DispatchConfig(linger_s=10.0), SPECS)
     mesh = VirtualTimeMesh(nodes(8), lambda _: 1.0, dispatcher)
-    mesh.do(dispatcher.targeted(0.0, CORES, 2))
-    mesh.do(dispatcher.planned(0.0, planned=False))
+    mesh.do(dispatcher.handle(0.0, TargetReceived(CORES, 2)))
+    mesh.do(dispatcher.handle(0.0, PlannerChecked(alive=False)))
     mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
     mesh.tick(9.0)
     assert (len(mesh.answered), owned(mesh)) == (5, 5), "the next requests have warm workers"
@@ -169,7 +176,7 @@ def test_without_a_planner_units_are_released_some_time_after_their_work() -> No
 
 def test_without_any_target_an_absent_planner_changes_nothing() -> None:
     mesh = VirtualTimeMesh(nodes(2), lambda _: 1.0)
-    mesh.do(mesh.dispatcher.planned(0.0, planned=False))
+    mesh.do(mesh.dispatcher.handle(0.0, PlannerChecked(alive=False)))
     mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
     assert (len(mesh.started), mesh.shares) == (2, {})
 
@@ -177,8 +184,8 @@ def test_without_any_target_an_absent_planner_changes_nothing() -> None:
 def test_a_head_that_the_even_spread_has_no_room_for_gets_all_there_is() -> None:
     """One core of each node is busy, so of five units wanted none has four; with all of them owned one node does."""
     mesh = VirtualTimeMesh(nodes(4, 5), lambda _: 10.0)
-    mesh.do(mesh.dispatcher.targeted(0.0, CORES, 0))
-    mesh.do(mesh.dispatcher.planned(0.0, planned=False))
+    mesh.do(mesh.dispatcher.handle(0.0, TargetReceived(CORES, 0)))
+    mesh.do(mesh.dispatcher.handle(0.0, PlannerChecked(alive=False)))
     mesh.submit(request("a", batch="b"), request("b", seq=1, batch="b"))
     mesh.submit(request("wide", work(CORES, {"cores": 4}), seq=2, batch="b"))
     assert set(mesh.started) == {"a", "b", "wide"}
@@ -208,10 +215,10 @@ def test_a_request_that_could_start_at_once_is_never_rejected(
     def end_of(start_by: float | None) -> str:
         dispatcher = ready(cores)
         for at, count in enumerate(before):
-            dispatcher.submitted(0.0, [request(f"b{at}", work(CORES, {"cores": count}), seq=at, batch="b")])
+            dispatcher.handle(0.0, submitted(request(f"b{at}", work(CORES, {"cores": count}), seq=at, batch="b")))
         new_request = request("new", work(CORES, {"cores": units}, timeout_s=1.0), seq=99, start_by_s=start_by,
                            batch="n" if in_batch else "")  # fmt: skip
-        commands = dispatcher.submitted(0.0, [new_request])
+        commands = dispatcher.handle(0.0, submitted(new_request))
         dispatcher.check()
         return next((type(one).__name__ for one in commands if isinstance(one, Grant | AnswerAction)
                      and one.action == "new"), "queued")  # fmt: skip
@@ -224,11 +231,11 @@ def test_a_request_that_could_start_at_once_is_never_rejected(
 def test_a_request_whose_predicted_start_is_too_late_is_rejected() -> None:
     """Two cores, ten requests of an expected 1 s each: the last starts after 4 s, so a new request after 5 s."""
     dispatcher = ready(2)
-    dispatcher.submitted(0.0, [request(f"a{at}", seq=at) for at in range(10)])
-    (refused,) = dispatcher.submitted(0.0, [request("hasty", work(timeout_s=20.0), seq=10, start_by_s=4.9)])
+    dispatcher.handle(0.0, submitted(*(request(f"a{at}", seq=at) for at in range(10))))
+    (refused,) = dispatcher.handle(0.0, submitted(request("hasty", work(timeout_s=20.0), seq=10, start_by_s=4.9)))
     assert isinstance(refused, AnswerAction)
     assert (refused.action, refused.ended) == ("hasty", "expired")
-    assert dispatcher.submitted(0.0, [request("patient", work(timeout_s=20.0), seq=11, start_by_s=5.1)]) == []
+    assert dispatcher.handle(0.0, submitted(request("patient", work(timeout_s=20.0), seq=11, start_by_s=5.1))) == []
     assert set(dispatcher.registry.actions) == {f"a{at}" for at in range(10)} | {"patient"}
     dispatcher.check()
 
@@ -238,44 +245,46 @@ def test_one_burst_of_slow_programs_does_not_close_the_pool_to_those_after_it() 
     dispatcher = ready(2)
     for at in range(20):
         now = 20.0 * at
-        (grant,) = dispatcher.submitted(now, [request(f"slow{at}", work(timeout_s=20.0), at_s=now, seq=at)])
+        (grant,) = dispatcher.handle(now, submitted(request(f"slow{at}", work(timeout_s=20.0), at_s=now, seq=at)))
         assert isinstance(grant, Grant)
         met = Ended(grant.action, grant.node, grant.attempt, 0, AttemptResult("timeout"), execution_s=20.0)
-        dispatcher.finished(now + 20.0, [met])
+        dispatcher.handle(now + 20.0, reported(met))
     now = 400.0
 
     def new_request(name: str, seq: int) -> Request:
         return request(name, work(timeout_s=20.0), at_s=now, seq=seq, start_by_s=now + 60.0)
 
-    commands = dispatcher.submitted(now, [new_request(f"next{at}", 100 + at) for at in range(40)])
+    commands = dispatcher.handle(now, submitted(*(new_request(f"next{at}", 100 + at) for at in range(40))))
     assert [one for one in commands if isinstance(one, AnswerAction)] == []
     declared = replace(work(timeout_s=20.0), duration_s=20.0)
-    dispatcher.submitted(now, [request(f"long{at}", declared, at_s=now, seq=200 + at) for at in range(6)])
-    (refused,) = dispatcher.submitted(now, [new_request("hasty", 300)])
+    dispatcher.handle(now, submitted(*(request(f"long{at}", declared, at_s=now, seq=200 + at) for at in range(6))))
+    (refused,) = dispatcher.handle(now, submitted(new_request("hasty", 300)))
     assert isinstance(refused, AnswerAction), "six that are declared to take 20 s each are ahead"
 
 
 def test_only_work_that_goes_first_delays_a_new_request() -> None:
     """A thousand requests of a batch that is expected later do not make an urgent one too late."""
     dispatcher = ready(1)
-    dispatcher.submitted(0.0, [request(f"b{at}", work(timeout_s=100.0), seq=at, batch="b") for at in range(1000)])
-    assert dispatcher.submitted(0.0, [request("urgent", work(timeout_s=1.0), seq=1000, start_by_s=15.0)]) == []
+    dispatcher.handle(
+        0.0, submitted(*(request(f"b{at}", work(timeout_s=100.0), seq=at, batch="b") for at in range(1000)))
+    )
+    assert dispatcher.handle(0.0, submitted(request("urgent", work(timeout_s=1.0), seq=1000, start_by_s=15.0))) == []
     assert "urgent" in dispatcher.registry.actions
 
 
 def test_a_rejection_leaves_no_reservation() -> None:
     """A rejected request for many units leaves no reservation."""
     dispatcher = ready(2)
-    dispatcher.submitted(0.0, [request("running", work(timeout_s=1000.0))])
+    dispatcher.handle(0.0, submitted(request("running", work(timeout_s=1000.0))))
     wide = request("wide", work(CORES, {"cores": 2}, timeout_s=0.1), seq=1, start_by_s=1.0)
     narrow = request("narrow", work(timeout_s=5000.0), seq=2)
-    commands = dispatcher.submitted(0.0, [wide, narrow])
+    commands = dispatcher.handle(0.0, submitted(wide, narrow))
     assert [type(one) for one in commands] == [AnswerAction, Grant]
 
 
 def test_a_new_leader_rejects_nothing_before_an_inventory() -> None:
     """Requests in the journal may run already, started in time under the former leader."""
-    dispatcher = Dispatcher()
-    assert dispatcher.submitted(100.0, [request("running", start_by_s=10.0)]) == []
-    dispatcher.restored(100.0, "running", 0, 1, [], "n0")
+    dispatcher = Dispatcher(specs=SPECS)
+    assert dispatcher.handle(100.0, submitted(request("running", start_by_s=10.0))) == []
+    dispatcher.handle(100.0, ActionRestored("running", 0, 1, (), "n0"))
     assert dispatcher.registry.actions["running"].state == "granted"

@@ -5,11 +5,19 @@ from __future__ import annotations
 import pytest
 
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import (
+    ActionCancelled,
+    ActionRestored,
+    AttemptStarted,
+    InventoryReported,
+    NodeLost,
+    TickPassed,
+)
 from shared.policy.model.formulation import AnswerAction, AskInventory, Command, Grant, StageAct
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.dispatch.leading import beat, leading, meet, submit
-from tests.shared.policy.strategies import node, request, work
+from tests.shared.policy.strategies import SPECS, joined, node, reported, request, submitted, work
 
 TWO = (work(name="compile"), work(name="run"))
 
@@ -31,60 +39,63 @@ def test_a_request_that_expires_in_the_queue_has_only_queued() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, request("other"), request("r", seq=1, deadline_s=3.5))
     beat(dispatcher, 3.75)
-    assert times(dispatcher.ticked(3.75)) == (3.75, 0.0)
+    assert times(dispatcher.handle(3.75, TickPassed())) == (3.75, 0.0)
 
 
 def test_a_request_rejected_as_too_late_has_only_queued() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, request("other", work(timeout_s=100.0)))
-    assert times(dispatcher.submitted(0.5, [request("r", at_s=0.25, start_by_s=2.0)])) == (0.25, 0.0)
+    assert times(dispatcher.handle(0.5, submitted(request("r", at_s=0.25, start_by_s=2.0)))) == (0.25, 0.0)
 
 
 @pytest.mark.parametrize("status", ["cancelled", "refused"])
 def test_an_attempt_that_was_cut_short_counts_as_its_node_reports_it(status: ExecutionStatus) -> None:
     dispatcher = leading("n")
-    dispatcher.submitted(1.0, [request("r")])
+    dispatcher.handle(1.0, submitted(request("r")))
     if status == "cancelled":
-        dispatcher.cancelled(3.0, "r", "enough")
-    assert times(dispatcher.finished(3.5, [end(status, queue_s=0.25, execution_s=2.0)])) == (1.25, 2.0)
+        dispatcher.handle(3.0, ActionCancelled("r", "enough"))
+    assert times(dispatcher.handle(3.5, reported(end(status, queue_s=0.25, execution_s=2.0)))) == (1.25, 2.0)
 
 
 def test_work_of_a_lost_node_has_executed_since_its_reported_start() -> None:
     dispatcher = leading("n")
-    dispatcher.submitted(1.0, [request("r", work(repeatable=False))])
-    dispatcher.started(1.5, "r", 1)
-    assert times(dispatcher.node_lost(4.0, "n", "burnt")) == (1.5, 2.5)
+    dispatcher.handle(1.0, submitted(request("r", work(repeatable=False))))
+    dispatcher.handle(1.5, AttemptStarted("r", 1))
+    assert times(dispatcher.handle(4.0, NodeLost("n", "burnt"))) == (1.5, 2.5)
 
 
 def test_work_lost_before_its_reported_start_has_queued() -> None:
     dispatcher = leading("n")
-    dispatcher.submitted(1.0, [request("r", work(repeatable=False))])
-    assert times(dispatcher.node_lost(4.0, "n", "burnt")) == (4.0, 0.0)
+    dispatcher.handle(1.0, submitted(request("r", work(repeatable=False))))
+    assert times(dispatcher.handle(4.0, NodeLost("n", "burnt"))) == (4.0, 0.0)
 
 
 def test_work_lost_while_it_is_cancelled_has_executed_until_then() -> None:
     dispatcher = leading("n")
-    dispatcher.submitted(1.0, [request("r")])
-    dispatcher.started(1.5, "r", 1)
-    dispatcher.cancelled(3.0, "r", "enough")
-    assert times(dispatcher.node_lost(4.0, "n", "burnt")) == (1.5, 2.5)
+    dispatcher.handle(1.0, submitted(request("r")))
+    dispatcher.handle(1.5, AttemptStarted("r", 1))
+    dispatcher.handle(3.0, ActionCancelled("r", "enough"))
+    assert times(dispatcher.handle(4.0, NodeLost("n", "burnt"))) == (1.5, 2.5)
 
 
 def test_lost_attempts_are_queueing_of_the_one_that_counts() -> None:
     dispatcher = leading("n")
-    dispatcher.submitted(0.0, [request("r")])
-    dispatcher.started(0.5, "r", 1)
-    (again,) = dispatcher.finished(5.0, [end("lost", queue_s=0.0, execution_s=5.0)])
+    dispatcher.handle(0.0, submitted(request("r")))
+    dispatcher.handle(0.5, AttemptStarted("r", 1))
+    (again,) = dispatcher.handle(5.0, reported(end("lost", queue_s=0.0, execution_s=5.0)))
     assert isinstance(again, Grant)
-    assert times(dispatcher.finished(7.5, [end("ok", queue_s=0.25, execution_s=2.0, attempt=2)])) == (5.25, 2.0)
+    assert times(dispatcher.handle(7.5, reported(end("ok", queue_s=0.25, execution_s=2.0, attempt=2)))) == (
+        5.25,
+        2.0,
+    )
 
 
 def test_a_stage_that_was_cut_short_is_counted_after_those_with_a_verdict() -> None:
     dispatcher = leading("n")
-    dispatcher.submitted(1.0, [request("r", *TWO, at_s=1.0)])
-    dispatcher.finished(3.0, [end("ok", queue_s=0.5, execution_s=1.0)])
-    dispatcher.cancelled(4.0, "r", "enough")
-    commands = dispatcher.finished(5.0, [end("cancelled", queue_s=0.25, execution_s=1.5, stage=1)])
+    dispatcher.handle(1.0, submitted(request("r", *TWO, at_s=1.0)))
+    dispatcher.handle(3.0, reported(end("ok", queue_s=0.5, execution_s=1.0)))
+    dispatcher.handle(4.0, ActionCancelled("r", "enough"))
+    commands = dispatcher.handle(5.0, reported(end("cancelled", queue_s=0.25, execution_s=1.5, stage=1)))
     (answer,) = (one for one in commands if isinstance(one, AnswerAction))
     assert [(act.queue_s, act.execution_s) for act in answer.acts] == [(0.5, 1.0)]
     assert (answer.queue_s, answer.execution_s) == (0.25, 1.5)
@@ -95,37 +106,37 @@ def test_a_stage_that_was_cut_short_is_counted_after_those_with_a_verdict() -> N
 
 def restored(now: float, stage: int = 0) -> Dispatcher:
     """A leader that takes over now; the action was granted on n by the former one."""
-    dispatcher = Dispatcher()
-    dispatcher.submitted(now, [request("r", *TWO[: stage + 1])])
+    dispatcher = Dispatcher(specs=SPECS)
+    dispatcher.handle(now, submitted(request("r", *TWO[: stage + 1])))
     acts = [StageAct("compile", 1.0, 2.0, "n", 1, 1)][:stage]
-    dispatcher.restored(now, "r", stage, 1, acts, "n")
+    dispatcher.handle(now, ActionRestored("r", stage, 1, tuple(acts), "n"))
     return dispatcher
 
 
 def test_an_execution_that_lies_before_the_takeover_is_not_queueing_as_well() -> None:
     dispatcher = restored(6.5)
-    queue_s, execution_s = times(dispatcher.finished(6.625, [end("ok", queue_s=0.25, execution_s=0.5)]))
+    queue_s, execution_s = times(dispatcher.handle(6.625, reported(end("ok", queue_s=0.25, execution_s=0.5))))
     assert (queue_s, execution_s) == (6.125, 0.5)
 
 
 def test_times_of_earlier_stages_are_not_queueing_of_the_next_one() -> None:
     dispatcher = restored(6.5, stage=1)
-    queue_s, execution_s = times(dispatcher.finished(6.75, [end("ok", queue_s=0.0, execution_s=0.5, stage=1)]))
+    queue_s, execution_s = times(dispatcher.handle(6.75, reported(end("ok", queue_s=0.0, execution_s=0.5, stage=1))))
     assert (queue_s, execution_s) == (1.0 + 3.25, 2.0 + 0.5)
 
 
 def test_adopted_work_has_executed_since_the_start_its_node_reports() -> None:
     dispatcher = restored(6.0)
-    dispatcher.cancelled(6.0, "r", "enough")
-    assert dispatcher.node_joined(6.0, node("n")) == [AskInventory("n")]
-    dispatcher.inventory_taken(6.5, "n", "1", {"r": HeldGrant(0, 1, 2.5)})
-    assert times(dispatcher.node_lost(8.0, "n", "burnt")) == (4.0, 4.0)
+    dispatcher.handle(6.0, ActionCancelled("r", "enough"))
+    assert dispatcher.handle(6.0, joined(node("n"))) == [AskInventory("n")]
+    dispatcher.handle(6.5, InventoryReported("n", "1", {"r": HeldGrant(0, 1, 2.5)}))
+    assert times(dispatcher.handle(8.0, NodeLost("n", "burnt"))) == (4.0, 4.0)
 
 
 def test_a_verdict_of_an_older_attempt_is_not_counted_from_the_newest_grant() -> None:
     """Granted on n at 0, counted as lost at 5, granted again; n's verdict of 4.5 s arrives at 6."""
     dispatcher = leading("n")
-    dispatcher.submitted(0.0, [request("r")])
-    dispatcher.node_lost(5.0, "n", "silent")
+    dispatcher.handle(0.0, submitted(request("r")))
+    dispatcher.handle(5.0, NodeLost("n", "silent"))
     meet(dispatcher, "m")
-    assert times(dispatcher.finished(6.0, [end("ok", queue_s=0.0, execution_s=4.5)])) == (1.5, 4.5)
+    assert times(dispatcher.handle(6.0, reported(end("ok", queue_s=0.0, execution_s=4.5)))) == (1.5, 4.5)

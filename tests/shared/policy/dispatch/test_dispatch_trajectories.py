@@ -7,6 +7,18 @@ from dataclasses import replace
 import pytest
 
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import (
+    ActionRestored,
+    EnvironmentGone,
+    InventoryReported,
+    NodeLost,
+    NodeSeen,
+    PlacementRestored,
+    TargetReceived,
+    TickPassed,
+    TrajectoryClosed,
+    TrajectoryRestored,
+)
 from shared.policy.model.formulation import (
     AnswerAction,
     CloseEnvironment,
@@ -21,7 +33,7 @@ from shared.policy.model.formulation import (
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult, ExecutionStatus
 from shared.policy.resources.ledger import Node
-from tests.shared.policy.strategies import SPECS, request, work
+from tests.shared.policy.strategies import SPECS, joined, reported, request, submitted, work
 
 KINDS = frozenset({"run", "act", "runtime.local"})
 
@@ -32,12 +44,12 @@ def host(name: str, cores: int = 4, memory: int = 100) -> Node:
 
 def meet(dispatcher: Dispatcher, *nodes: Node, now: float = 0.0) -> None:
     for node in nodes:
-        dispatcher.node_joined(now, node)
-        dispatcher.inventory_taken(now, node.name, node.incarnation, {})
+        dispatcher.handle(now, joined(node))
+        dispatcher.handle(now, InventoryReported(node.name, node.incarnation, {}))
 
 
 def leading(*nodes: Node) -> Dispatcher:
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(specs=SPECS)
     meet(dispatcher, *nodes)
     return dispatcher
 
@@ -48,7 +60,7 @@ def act(name: str, trajectory: str = "t", *, memory: int = 10, cores: int = 1, s
 
 
 def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> list[Command]:
-    commands = dispatcher.submitted(now, requests)
+    commands = dispatcher.handle(now, submitted(*requests))
     dispatcher.check()
     return commands
 
@@ -66,7 +78,7 @@ def end(
         AttemptResult(status, True, environment_exists=stands),
         execution_s=0.5,
     )
-    commands = dispatcher.finished(now, [ended])
+    commands = dispatcher.handle(now, reported(ended))
     dispatcher.check()
     return commands
 
@@ -112,9 +124,9 @@ def test_memory_is_held_until_the_node_reports_the_end_of_the_environment() -> N
     (first,) = submit(dispatcher, act("r0", "t0", memory=20))
     end(dispatcher, first)
     assert submit(dispatcher, act("r1", "t1", memory=5, seq=1)) == []
-    closing = dispatcher.trajectory_closed(2.0, "t0")
+    closing = dispatcher.handle(2.0, TrajectoryClosed("t0"))
     assert closing == [CloseEnvironment("a", "t0")]
-    commands = dispatcher.environment_ended(3.0, "a", "1", "t0", "closed", "")
+    commands = dispatcher.handle(3.0, EnvironmentGone("a", "1", "t0", "closed", ""))
     assert grants(commands) == [("r1", "a", True)]
     assert ForgetTrajectory("t0", "closed", "the trajectory was closed") in commands
 
@@ -132,11 +144,11 @@ def test_work_that_waits_for_memory_delays_nothing_else() -> None:
 def test_closing_cancels_queued_actions_and_revokes_running_ones() -> None:
     dispatcher = leading(host("a"))
     (first,) = submit(dispatcher, act("r0"), act("r1", seq=1))
-    commands = dispatcher.trajectory_closed(1.0, "t")
+    commands = dispatcher.handle(1.0, TrajectoryClosed("t"))
     assert answers(commands) == {"r1": "cancelled"}
     assert [type(one) for one in commands[1:]] == [Revoke, CloseEnvironment]
     assert answers(end(dispatcher, first, "cancelled")) == {"r0": "cancelled"}
-    dispatcher.environment_ended(2.0, "a", "1", "t", "closed", "")
+    dispatcher.handle(2.0, EnvironmentGone("a", "1", "t", "closed", ""))
     assert answers(submit(dispatcher, act("late", seq=2))) == {"late": "environment-lost"}
     assert dispatcher.cluster.nodes.present["a"].used == {"cores": 0, "memory_mb": 0}
 
@@ -162,7 +174,7 @@ def test_an_action_lost_in_an_environment_is_not_repeated_and_the_next_one_runs(
 def test_actions_that_wait_for_a_lost_environment_are_lost() -> None:
     dispatcher = leading(host("a"))
     (first,) = submit(dispatcher, act("r0"), act("r1", seq=1), act("r2", seq=2))
-    commands = dispatcher.environment_ended(1.0, "a", "1", "t", "lost", "its container was killed")
+    commands = dispatcher.handle(1.0, EnvironmentGone("a", "1", "t", "lost", "its container was killed"))
     assert answers(commands) == {"r1": "environment-lost", "r2": "environment-lost"}
     assert ForgetTrajectory("t", "lost", "its container was killed") in commands
     assert answers(end(dispatcher, first, "lost")) == {"r0": "environment-lost"}
@@ -174,9 +186,9 @@ def test_a_node_that_comes_back_continues_its_environment_or_reports_its_loss() 
         (first,) = submit(dispatcher, act(f"{name}0", name))
         end(dispatcher, first)
     again = replace_incarnation(host("a"), "2")
-    dispatcher.node_joined(2.0, again)
+    dispatcher.handle(2.0, joined(again))
     assert submit(dispatcher, act("kept1", "kept", seq=2), act("gone1", "gone", seq=3), now=2.0) == []
-    commands = dispatcher.inventory_taken(2.0, "a", "2", {}, {"kept": {"memory_mb": 10}})
+    commands = dispatcher.handle(2.0, InventoryReported("a", "2", {}, {"kept": {"memory_mb": 10}}))
     dispatcher.check()
     assert answers(commands) == {"gone1": "environment-lost"}
     assert grants(commands) == [("kept1", "a", False)]
@@ -187,31 +199,34 @@ def test_environments_of_an_absent_node_are_lost_after_a_while_and_not_before() 
     dispatcher = leading(host("a"))
     (first,) = submit(dispatcher, act("r0"))
     end(dispatcher, first)
-    dispatcher.node_lost(5.0, "a", "silent")
+    dispatcher.handle(5.0, NodeLost("a", "silent"))
     assert submit(dispatcher, act("r1", seq=1), now=5.0) == []
-    assert dispatcher.ticked(6.0) == []
-    assert dispatcher.ticked(6.0 + dispatcher.placement_lost_s) == []
-    assert answers(dispatcher.ticked(6.1 + dispatcher.placement_lost_s)) == {"r1": "environment-lost"}
+    assert dispatcher.handle(6.0, TickPassed()) == []
+    gone_s = 6.0 + dispatcher.config.placement_lost_s
+    assert dispatcher.handle(gone_s, TickPassed()) == []
+    assert answers(dispatcher.handle(gone_s + 0.1, TickPassed())) == {"r1": "environment-lost"}
 
 
 def test_an_unknown_environment_is_closed_and_its_memory_taken_until_then() -> None:
-    dispatcher = Dispatcher()
-    dispatcher.node_joined(0.0, host("a", memory=20))
-    commands = dispatcher.inventory_taken(0.0, "a", "1", {}, {"orphan": {"memory_mb": 15}})
+    dispatcher = Dispatcher(specs=SPECS)
+    dispatcher.handle(0.0, joined(host("a", memory=20)))
+    commands = dispatcher.handle(0.0, InventoryReported("a", "1", {}, {"orphan": {"memory_mb": 15}}))
     assert commands == [CloseEnvironment("a", "orphan")]
     assert submit(dispatcher, act("r0")) == []
-    assert grants(dispatcher.environment_ended(1.0, "a", "1", "orphan", "closed", "")) == [("r0", "a", True)]
+    assert grants(dispatcher.handle(1.0, EnvironmentGone("a", "1", "orphan", "closed", ""))) == [("r0", "a", True)]
 
 
 def test_a_new_leader_continues_at_the_stored_placement() -> None:
-    dispatcher = Dispatcher()
-    dispatcher.trajectory_ended("over", "it was idle")
-    dispatcher.trajectory_placed("t", "b", {"memory_mb": 10})
+    dispatcher = Dispatcher(specs=SPECS)
+    dispatcher.handle(0.0, TrajectoryRestored("over", "it was idle"))
+    dispatcher.handle(0.0, PlacementRestored("t", "b", {"memory_mb": 10}))
     assert answers(submit(dispatcher, act("r1"), act("late", "over", seq=1))) == {"late": "environment-lost"}
-    dispatcher.node_joined(0.0, host("a"))
-    assert dispatcher.inventory_taken(0.0, "a", "1", {}, {}) == []
-    dispatcher.node_joined(0.0, host("b"))
-    assert grants(dispatcher.inventory_taken(0.0, "b", "1", {}, {"t": {"memory_mb": 10}})) == [("r1", "b", False)]
+    dispatcher.handle(0.0, joined(host("a")))
+    assert dispatcher.handle(0.0, InventoryReported("a", "1", {}, {})) == []
+    dispatcher.handle(0.0, joined(host("b")))
+    assert grants(dispatcher.handle(0.0, InventoryReported("b", "1", {}, {"t": {"memory_mb": 10}}))) == [
+        ("r1", "b", False)
+    ]
 
 
 def test_cores_are_owned_on_the_node_of_an_environment_even_with_a_target_of_zero() -> None:
@@ -219,10 +234,10 @@ def test_cores_are_owned_on_the_node_of_an_environment_even_with_a_target_of_zer
     (first,) = submit(dispatcher, act("r0"))
     assert grants([first]) == [("r0", "b", True)]
     end(dispatcher, first)
-    dispatcher.targeted(2.0, "cores@cpu", 0)
+    dispatcher.handle(2.0, TargetReceived("cores@cpu", 0))
     for now in (20.0, 40.0, 60.0):  # linger windows
-        assert all(dispatcher.node_seen(now, name, "1") for name in ("a", "b"))
-        dispatcher.ticked(now)
+        dispatcher.handle(now, NodeSeen("a", "1"), NodeSeen("b", "1"))
+        dispatcher.handle(now, TickPassed())
     assert dispatcher.cluster.nodes.present["b"].limit("cores") == 0
     assert grants(submit(dispatcher, act("r1", seq=1), now=61.0)) == [("r1", "b", False)]
 
@@ -233,19 +248,19 @@ def replace_incarnation(node: Node, incarnation: str) -> Node:
 
 def test_a_leader_that_died_over_an_answer_had_granted_the_next_action_and_both_are_answered() -> None:
     """A grant and the answer before it are written in one flush: one may be durable, the other not."""
-    dispatcher = Dispatcher()
-    dispatcher.trajectory_placed("t", "a", {"memory_mb": 10})
+    dispatcher = Dispatcher(specs=SPECS)
+    dispatcher.handle(0.0, PlacementRestored("t", "a", {"memory_mb": 10}))
     submit(dispatcher, act("r0"), act("r1", seq=1))
     for name in ("r0", "r1"):
-        dispatcher.restored(1.0, name, 0, 1, (), "a")
-    dispatcher.node_joined(1.0, host("a"))
+        dispatcher.handle(1.0, ActionRestored(name, 0, 1, (), "a"))
+    dispatcher.handle(1.0, joined(host("a")))
     first, second = (Ended(name, "a", 1, 0, AttemptResult("ok", True), execution_s=0.5) for name in ("r0", "r1"))
-    assert answers(dispatcher.finished(1.0, [first])) == {"r0": "ok"}
+    assert answers(dispatcher.handle(1.0, reported(first))) == {"r0": "ok"}
     dispatcher.check()
     held = {"r1": HeldGrant(0, 1, 0.1, {"cores": 1})}
-    dispatcher.inventory_taken(1.0, "a", "1", held, {"t": {"memory_mb": 10}})
+    dispatcher.handle(1.0, InventoryReported("a", "1", held, {"t": {"memory_mb": 10}}))
     dispatcher.check()
-    assert answers(dispatcher.finished(2.0, [second])) == {"r1": "ok"}
+    assert answers(dispatcher.handle(2.0, reported(second))) == {"r1": "ok"}
     dispatcher.check()
 
 
@@ -258,10 +273,10 @@ def test_the_end_of_an_environment_does_not_depend_on_the_order_of_reports(first
     cut = Ended("r0", "a", grant.attempt, 0, AttemptResult("environment-lost", reason="why", environment_ended=how))
 
     def outcome() -> list[Command]:
-        return dispatcher.finished(5.0, [cut])
+        return dispatcher.handle(5.0, reported(cut))
 
     def end_of_environment() -> list[Command]:
-        return dispatcher.environment_ended(5.0, "a", "1", "t", how, "why")
+        return dispatcher.handle(5.0, EnvironmentGone("a", "1", "t", how, "why"))
 
     steps = [outcome, end_of_environment] if first == "outcome" else [end_of_environment, outcome]
     commands = [command for step in steps for command in step()]
@@ -273,13 +288,13 @@ def test_the_end_of_an_environment_does_not_depend_on_the_order_of_reports(first
 def test_shares_do_not_move_back_and_forth_for_an_action_that_its_node_may_not_take() -> None:
     """Its node still executes an older attempt, so no share lets it start before that has ended."""
     dispatcher = leading(host("n0"), host("n1"))
-    dispatcher.targeted(0.0, "cores@cpu", 1)
+    dispatcher.handle(0.0, TargetReceived("cores@cpu", 1))
     end(dispatcher, submit(dispatcher, act("a"))[-1])
     second = submit(dispatcher, act("b", repeatable=True), now=2.0)[-1]
     assert isinstance(second, Grant)
-    dispatcher.finished(3.0, [Ended("b", second.node, 1, 0, AttemptResult("lost"))])
+    dispatcher.handle(3.0, reported(Ended("b", second.node, 1, 0, AttemptResult("lost"))))
     held = {"b": HeldGrant(0, 1, 0.0, {"cores": 1})}
-    dispatcher.node_joined(4.0, replace(host(second.node), incarnation="2"))
-    commands = dispatcher.inventory_taken(4.0, second.node, "2", held, {"t": {"memory_mb": 10}})
+    dispatcher.handle(4.0, joined(replace(host(second.node), incarnation="2")))
+    commands = dispatcher.handle(4.0, InventoryReported(second.node, "2", held, {"t": {"memory_mb": 10}}))
     assert not grants(commands)
     dispatcher.check()

@@ -8,26 +8,27 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import InventoryReported, TargetReceived
+from shared.policy.elastic.scheduling import ElasticRules, Rule
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Command, Grant, Request, Work
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
-from tests.shared.policy.strategies import request, work
+from tests.shared.policy.strategies import SPECS, joined, reported, request, submitted, work
 
 NEARLY_LINEAR = Elasticity("amdahl", serial=0.01)
 LEARNED_BETWEEN = [(1, 1.0, 0.0), (1, 1.0, 0.0), (1, 0.5, 0.0), *[(2, 1.0, 0.0)] * 4, (1, 1.0, 0.0)]
 """The duration of its kind becomes known between the submission and the eviction of the seventh."""
 
 
-def leading(cores: int, *names: str, rule: str | None = "priced") -> Dispatcher:
-    dispatcher = Dispatcher()
-    assert rule in (None, "paper", "priced")
-    dispatcher.cluster.elastic.rule = rule  # type: ignore[assignment]  # mypy does not narrow to literals by `in`
+def leading(cores: int, *names: str, rule: Rule | None = "priced", patient: bool = True) -> Dispatcher:
+    dispatcher = Dispatcher(DispatchConfig(elastic=ElasticRules(rule=rule, waits_for_units=patient)), SPECS)
     for name in names or ("n",):
-        dispatcher.node_joined(0.0, Node(name, "1", "cpu", {"cores": cores}, frozenset({"run"})))
-        dispatcher.inventory_taken(0.0, name, "1", {})
+        dispatcher.handle(0.0, joined(Node(name, "1", "cpu", {"cores": cores}, frozenset({"run"}))))
+        dispatcher.handle(0.0, InventoryReported(name, "1", {}))
     return dispatcher
 
 
@@ -37,7 +38,7 @@ def scaled(most: int = 8, seconds: float | None = 8.0, elasticity: Elasticity = 
 
 
 def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> dict[str, int]:
-    return granted(dispatcher, dispatcher.submitted(now, requests))
+    return granted(dispatcher, dispatcher.handle(now, submitted(*requests)))
 
 
 def granted(dispatcher: Dispatcher, commands: list[Command]) -> dict[str, int]:
@@ -48,7 +49,7 @@ def granted(dispatcher: Dispatcher, commands: list[Command]) -> dict[str, int]:
 def end(dispatcher: Dispatcher, action_id: str, seconds: float, now: float = 1.0) -> dict[str, int]:
     action = dispatcher.registry.actions[action_id]
     ended = Ended(action_id, action.node, action.attempt, action.stage, AttemptResult("ok", True), execution_s=seconds)
-    return granted(dispatcher, dispatcher.finished(now, [ended]))
+    return granted(dispatcher, dispatcher.handle(now, reported(ended)))
 
 
 def test_a_lone_action_is_granted_the_units_that_help() -> None:
@@ -89,13 +90,13 @@ def test_equal_work_shares_a_node_evenly() -> None:
 
 def test_elastic_grants_take_only_units_that_a_node_owns() -> None:
     dispatcher = leading(8)
-    dispatcher.targeted(0.0, "cores@cpu", 3)
+    dispatcher.handle(0.0, TargetReceived("cores@cpu", 3))
     assert submit(dispatcher, request("r", scaled(), batch="b")) == {"r": 3}
 
 
 def test_outside_batches_units_are_owned_for_the_most_it_could_use() -> None:
     dispatcher = leading(8)
-    dispatcher.targeted(0.0, "cores@cpu", 0)
+    dispatcher.handle(0.0, TargetReceived("cores@cpu", 0))
     assert submit(dispatcher, request("r", scaled(most=6))) == {"r": 6}
 
 
@@ -171,7 +172,7 @@ def test_it_waits_for_no_more_than_is_owned() -> None:
     """It waited for eight cores; then only two are owned."""
     dispatcher = busy_until_soon(seconds=1.0, batch="b")
     assert submit(dispatcher, request("r", scaled(seconds=100.0), batch="b", seq=1)) == {}
-    dispatcher.targeted(0.5, "cores@cpu", 2)
+    dispatcher.handle(0.5, TargetReceived("cores@cpu", 2))
     assert end(dispatcher, "rigid", 1.0) == {"r": 2}
 
 
@@ -184,11 +185,10 @@ def test_it_waits_for_no_more_than_is_owned() -> None:
     st.booleans(),
 )
 def test_everything_is_executed_in_order_and_no_unit_is_granted_twice(
-    jobs: list[tuple[int, float, float]], cores: int, rule: str, nodes: int, patient: bool
+    jobs: list[tuple[int, float, float]], cores: int, rule: Rule, nodes: int, patient: bool
 ) -> None:
     """Only work that ends before may overtake an action that waits for more units."""
-    dispatcher = leading(cores, *[f"n{at}" for at in range(nodes)], rule=rule)
-    dispatcher.cluster.elastic.waits_for_units = patient
+    dispatcher = leading(cores, *[f"n{at}" for at in range(nodes)], rule=rule, patient=patient)
     requests = [
         request(f"r{at}", scaled(most, seconds, Elasticity("amdahl", serial=serial)), seq=at)
         for at, (most, seconds, serial) in enumerate(jobs)

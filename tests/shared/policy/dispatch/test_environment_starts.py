@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from shared.messages.environments import STARTS
 from shared.policy.dispatch.backlog import survey, why_it_waits_to_begin
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import CreationReported, InventoryReported, PlacementRestored
 from shared.policy.model.formulation import Command, EnvironmentNeed, Grant, Request
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.test_dispatch_trajectories import act, host, leading, submit
+from tests.shared.policy.strategies import SPECS, joined, reported
 
 MEMORY = "memory_mb"
 
@@ -35,8 +37,8 @@ def granted(commands: list[Command]) -> list[Grant]:
 
 
 def finish(leader: Dispatcher, grant: Grant, now: float) -> list[Grant]:
-    found = leader.finished(
-        now, [Ended(grant.action, grant.node, grant.attempt, 0, AttemptResult("ok", True), execution_s=0.1)]
+    found = leader.handle(
+        now, reported(Ended(grant.action, grant.node, grant.attempt, 0, AttemptResult("ok", True), execution_s=0.1))
     )
     leader.check()
     return granted(found)
@@ -67,12 +69,12 @@ def test_an_action_that_begins_gets_its_core_in_turn_although_others_keep_runnin
 def test_the_next_begins_as_soon_as_one_exists_although_its_first_action_still_runs() -> None:
     leader = leading(limited(cores=3, starts=1))
     (first,) = granted(submit(leader, starting("a1", "t", 0), starting("a2", "u", 1)))
-    assert leader.environment_created(1.0, "a", "another life", "t") == []
-    assert leader.environment_created(1.0, "a", "1", "unknown") == []
-    (second,) = granted(leader.environment_created(1.0, "a", "1", "t"))
+    assert leader.handle(1.0, CreationReported("a", "another life", "t")) == []
+    assert leader.handle(1.0, CreationReported("a", "1", "unknown")) == []
+    (second,) = granted(leader.handle(1.0, CreationReported("a", "1", "t")))
     leader.check()
     assert (first.action, second.action) == ("a1", "a2")
-    assert leader.environment_created(1.0, "a", "1", "t") == [], "reported twice, counted once"
+    assert leader.handle(1.0, CreationReported("a", "1", "t")) == [], "reported twice, counted once"
     assert finish(leader, first, 2.0) == []
     assert leader.cluster.nodes.present["a"].free(STARTS) == 0
     finish(leader, second, 3.0)
@@ -96,13 +98,13 @@ def test_an_action_that_waits_to_begin_has_a_reason() -> None:
 
 
 def test_a_new_leader_counts_starts_by_the_nodes_inventory() -> None:
-    leader = Dispatcher()
-    leader.trajectory_placed("t", "a", {MEMORY: 1})
-    leader.node_joined(0.0, limited(starts=1))
-    leader.inventory_taken(0.0, "a", "1", {}, {"t": {MEMORY: 1, STARTS: 1}})
+    leader = Dispatcher(specs=SPECS)
+    leader.handle(0.0, PlacementRestored("t", "a", {MEMORY: 1}))
+    leader.handle(0.0, joined(limited(starts=1)))
+    leader.handle(0.0, InventoryReported("a", "1", {}, {"t": {MEMORY: 1, STARTS: 1}}))
     leader.check()
     assert submit(leader, starting("a2", "u", 1)) == []
-    assert [one.action for one in granted(leader.environment_created(1.0, "a", "1", "t"))] == ["a2"]
+    assert [one.action for one in granted(leader.handle(1.0, CreationReported("a", "1", "t")))] == ["a2"]
 
 
 @given(st.lists(st.sampled_from(["begin", "run", "made", "finish", "unmade"]), max_size=60), st.integers(1, 3))
@@ -119,7 +121,7 @@ def test_concurrent_starts_are_bounded_and_none_is_lost(steps: list[str], starts
         elif what == "run" and trajectories:
             found = submit(leader, starting(f"r{number}", trajectories[-1], number), now=now)
         elif what == "made" and making:
-            found = leader.environment_created(now, "a", "1", making.pop(0))
+            found = leader.handle(now, CreationReported("a", "1", making.pop(0)))
         elif what in ("finish", "unmade") and running:
             grant = running.pop(0)
             trajectory = _trajectory(leader, grant)
@@ -127,7 +129,7 @@ def test_concurrent_starts_are_bounded_and_none_is_lost(steps: list[str], starts
             if trajectory in making:
                 making.remove(trajectory)
             result = AttemptResult("refused" if fails else "ok", True, environment_exists=not fails)
-            found = leader.finished(now, [Ended(grant.action, "a", grant.attempt, 0, result)])
+            found = leader.handle(now, reported(Ended(grant.action, "a", grant.attempt, 0, result)))
         leader.check()
         for grant in granted(found):
             running.append(grant)

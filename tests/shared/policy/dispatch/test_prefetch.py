@@ -6,21 +6,29 @@ import pytest
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.prefetch import HORIZON_S, MOST, RECALL_S
+from shared.policy.dispatch.stimuli import (
+    ActionCancelled,
+    ActionRestored,
+    InventoryReported,
+    NodeLost,
+    NodeSeen,
+    TickPassed,
+)
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, Revoke, Work
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult, ExecutionStatus
-from tests.shared.policy.strategies import CORES, node, request, work
+from tests.shared.policy.strategies import CORES, SPECS, joined, node, reported, request, submitted, work
 
 SHORT_S = HORIZON_S / 4
 
 
 def short_work(*names: str, cores: int = 2, prefetches: bool = True, lasts_s: float = SHORT_S) -> Dispatcher:
     """A leader of nodes with two cores that has learned this duration of kind `run`."""
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(specs=SPECS)
     for name in names or ("n",):
         meet(dispatcher, name, cores=cores, prefetches=prefetches)
-    (grant,) = grants(dispatcher.submitted(0.0, [request("known")]))
-    dispatcher.finished(0.0, [end(grant, lasts_s)])
+    (grant,) = grants(dispatcher.handle(0.0, submitted(request("known"))))
+    dispatcher.handle(0.0, reported(end(grant, lasts_s)))
     return dispatcher
 
 
@@ -35,8 +43,8 @@ def meet(
 ) -> list[Command]:
     met = node(name, {"cores": cores}, incarnation=incarnation, kinds="run judge")
     met.prefetches = frozenset({"cores"} if prefetches else {"slots"})
-    dispatcher.node_joined(0.0, met)
-    commands = dispatcher.inventory_taken(0.0, name, incarnation, held or {})
+    dispatcher.handle(0.0, joined(met))
+    commands = dispatcher.handle(0.0, InventoryReported(name, incarnation, held or {}))
     dispatcher.check()
     return commands
 
@@ -56,7 +64,7 @@ def many(count: int, *stages: Work, first: int = 0, batch: str = "") -> list[Req
 
 
 def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> list[Grant]:
-    commands = dispatcher.submitted(now, requests)
+    commands = dispatcher.handle(now, submitted(*requests))
     dispatcher.check()
     return grants(commands)
 
@@ -117,7 +125,7 @@ def test_nothing_is_prefetched_behind_work_that_turned_out_long() -> None:
     dispatcher = short_work()
     submit(dispatcher, *many(2))
     late = SHORT_S + RECALL_S + 0.01
-    dispatcher.ticked(late)
+    dispatcher.handle(late, TickPassed())
     assert submit(dispatcher, *many(3, first=2), now=late) == []
 
 
@@ -149,7 +157,7 @@ def test_the_shortest_node_queue_is_chosen() -> None:
 def test_a_free_unit_goes_to_the_first_of_the_node_queue_before_any_grant() -> None:
     dispatcher = short_work()
     granted = submit(dispatcher, *many(20))
-    commands = dispatcher.finished(0.01, [end(granted[0]), end(granted[1])])
+    commands = dispatcher.handle(0.01, reported(end(granted[0]), end(granted[1])))
     dispatcher.check()
     assert queue_of(dispatcher) == [f"r{number}" for number in range(4, 12)]
     assert dispatcher.cluster.nodes.present["n"].used == {"cores": 2}
@@ -161,7 +169,7 @@ def test_all_are_answered_whatever_the_order_of_their_ends() -> None:
     granted = submit(dispatcher, *many(30))
     answered: list[str] = []
     while granted:
-        commands = dispatcher.finished(0.01, [end(grant) for grant in reversed(granted)])
+        commands = dispatcher.handle(0.01, reported(*(end(grant) for grant in reversed(granted))))
         dispatcher.check()
         answered += [command.action for command in commands if isinstance(command, AnswerAction)]
         granted = grants(commands)
@@ -173,8 +181,8 @@ def test_all_are_answered_whatever_the_order_of_their_ends() -> None:
 def test_a_cancelled_prefetched_action_is_answered_when_its_node_confirms() -> None:
     dispatcher = short_work()
     granted = submit(dispatcher, *many(4))
-    assert dispatcher.cancelled(0.0, "r2", "no longer wanted") == [Revoke("r2", "n", 1)]
-    (answer,) = dispatcher.finished(0.0, [end(granted[2], 0.0, "cancelled")])
+    assert dispatcher.handle(0.0, ActionCancelled("r2", "no longer wanted")) == [Revoke("r2", "n", 1)]
+    (answer,) = dispatcher.handle(0.0, reported(end(granted[2], 0.0, "cancelled")))
     dispatcher.check()
     assert isinstance(answer, AnswerAction)
     assert (answer.ended, queue_of(dispatcher)) == ("cancelled", ["r3"])
@@ -183,8 +191,8 @@ def test_a_cancelled_prefetched_action_is_answered_when_its_node_confirms() -> N
 def test_a_prefetched_action_behind_long_work_is_queued_again() -> None:
     dispatcher = short_work("a")
     submit(dispatcher, *many(4))
-    assert dispatcher.ticked(SHORT_S + RECALL_S) == [], "it may still be short"
-    commands = dispatcher.ticked(SHORT_S + RECALL_S + 0.01)
+    assert dispatcher.handle(SHORT_S + RECALL_S, TickPassed()) == [], "it may still be short"
+    commands = dispatcher.handle(SHORT_S + RECALL_S + 0.01, TickPassed())
     dispatcher.check()
     assert commands == [Revoke("r2", "a", 1, recall=True), Revoke("r3", "a", 1, recall=True)]
     assert {dispatcher.registry.actions[name].state for name in ("r2", "r3")} == {"queued"}
@@ -194,10 +202,10 @@ def test_a_prefetched_action_is_recalled_when_another_node_could_start_it() -> N
     dispatcher = short_work("a")
     granted = submit(dispatcher, *many(4))
     late = SHORT_S + RECALL_S - 0.001
-    assert dispatcher.ticked(late) == [], "no other node could"
+    assert dispatcher.handle(late, TickPassed()) == [], "no other node could"
     meet(dispatcher, "b")
-    dispatcher.node_seen(late, "a", "1")
-    commands = dispatcher.ticked(late)
+    dispatcher.handle(late, NodeSeen("a", "1"))
+    commands = dispatcher.handle(late, TickPassed())
     dispatcher.check()
     assert [one for one in commands if isinstance(one, Revoke)] == [
         Revoke("r2", "a", 1, recall=True),
@@ -205,7 +213,7 @@ def test_a_prefetched_action_is_recalled_when_another_node_could_start_it() -> N
     ]
     assert [(grant.action, grant.node, grant.attempt) for grant in grants(commands)] == [("r2", "b", 2), ("r3", "b", 2)]
     # It began before the recall arrived: its verdict counts, and the other attempt is stopped.
-    answer, revoke = dispatcher.finished(late, [end(granted[2])])[::-1]
+    answer, revoke = dispatcher.handle(late, reported(end(granted[2])))[::-1]
     assert isinstance(answer, AnswerAction)
     assert revoke == Revoke("r2", "b", 2)
     dispatcher.check()
@@ -215,13 +223,13 @@ def test_a_recall_is_no_failed_attempt() -> None:
     dispatcher = short_work("a")
     submit(dispatcher, *many(3))
     meet(dispatcher, "b")
-    recalled = grants(dispatcher.ticked(RECALL_S + 0.1))[0]
+    recalled = grants(dispatcher.handle(RECALL_S + 0.1, TickPassed()))[0]
     for _ in range(2):
-        commands = dispatcher.finished(1.0, [end(recalled, status="lost")])
+        commands = dispatcher.handle(1.0, reported(end(recalled, status="lost")))
         (recalled,) = grants(commands)
     assert recalled.attempt == 4
     (answer,) = (
-        one for one in dispatcher.finished(1.0, [end(recalled, status="lost")]) if isinstance(one, AnswerAction)
+        one for one in dispatcher.handle(1.0, reported(end(recalled, status="lost"))) if isinstance(one, AnswerAction)
     )
     assert (answer.ended, answer.reason.endswith("3 attempts")) == ("sandbox-lost", True)
 
@@ -232,19 +240,19 @@ def test_work_that_is_not_repeatable_is_never_recalled() -> None:
     submit(dispatcher, *many(2))
     once = request("once", work(repeatable=False), seq=9)
     submit(dispatcher, once)
-    dispatcher.restored(0.0, "once", 0, 1, [], "b")
+    dispatcher.handle(0.0, ActionRestored("once", 0, 1, (), "b"))
     meet(dispatcher, "b", {"once": HeldGrant(0, 1, 0.0, {"cores": 1}, queued=True)})
-    assert not any(isinstance(one, Revoke) for one in dispatcher.ticked(5.0))
+    assert not any(isinstance(one, Revoke) for one in dispatcher.handle(5.0, TickPassed()))
 
 
 # ---- new leaders, lost nodes ---------------------------------------------------------------------------------------
 
 
 def test_a_new_leader_adopts_the_node_queue() -> None:
-    dispatcher = Dispatcher()
-    dispatcher.submitted(0.0, many(4))
+    dispatcher = Dispatcher(specs=SPECS)
+    dispatcher.handle(0.0, submitted(*many(4)))
     for number in range(4):
-        dispatcher.restored(0.0, f"r{number}", 0, 1, [], "n")
+        dispatcher.handle(0.0, ActionRestored(f"r{number}", 0, 1, (), "n"))
     held = {f"r{number}": HeldGrant(0, 1, 1.0, {"cores": 1}, queued=number > 1) for number in range(4)}
     assert meet(dispatcher, "n", held) == []
     assert queue_of(dispatcher) == ["r2", "r3"]
@@ -265,7 +273,7 @@ def test_units_of_an_action_that_the_node_has_started_meanwhile_are_taken() -> N
     assert queue_of(dispatcher) == ["r3"]
     dispatcher.cluster.nodes.present["n"].ask(dispatcher.cluster.newest_serial, 0.0)
     held = {f"r{number}": HeldGrant(0, 1, 0.1, {"cores": 1}) for number in (1, 2, 3)}
-    dispatcher.inventory_taken(0.2, "n", "1", held)
+    dispatcher.handle(0.2, InventoryReported("n", "1", held))
     dispatcher.check()
     assert dispatcher.registry.actions["r3"].allocated
     assert queue_of(dispatcher) == ["r0"], "its outcome was trimmed: it runs again"
@@ -275,7 +283,7 @@ def test_prefetched_actions_of_a_lost_node_run_elsewhere() -> None:
     dispatcher = short_work("a")
     submit(dispatcher, *many(4))
     meet(dispatcher, "b", cores=4)
-    moved = grants(dispatcher.node_lost(0.1, "a", "gone"))
+    moved = grants(dispatcher.handle(0.1, NodeLost("a", "gone")))
     dispatcher.check()
     assert sorted(grant.action for grant in moved) == ["r0", "r1", "r2", "r3"]
     assert {grant.node for grant in moved} == {"b"}
@@ -285,7 +293,7 @@ def test_a_new_requests_start_is_predicted_behind_the_node_queue() -> None:
     dispatcher = short_work()
     submit(dispatcher, *many(10))
     refused = request("late", start_by_s=SHORT_S, seq=99)
-    (answer,) = (one for one in dispatcher.submitted(0.0, [refused]) if isinstance(one, AnswerAction))
+    (answer,) = (one for one in dispatcher.handle(0.0, submitted(refused)) if isinstance(one, AnswerAction))
     assert answer.ended == "expired"
 
 
@@ -295,6 +303,6 @@ def test_work_without_units_is_granted_at_once_and_leaves_nothing() -> None:
     granted = submit(dispatcher, *many(6, free))
     assert len(granted) == 6
     for grant in granted:
-        dispatcher.finished(1.0, [end(grant)])
+        dispatcher.handle(1.0, reported(end(grant)))
         dispatcher.check()
     assert dispatcher.registry.actions == {}

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import InventoryReported, NodeSeen, TickPassed
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, SetShare
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
+from tests.shared.policy.strategies import joined, reported, submitted
 
 
 @dataclass(slots=True)
@@ -32,8 +34,8 @@ class VirtualTimeMesh:
 
     def __post_init__(self) -> None:
         for node in self.nodes:
-            self.do(self.dispatcher.node_joined(self.now, node))
-            self.do(self.dispatcher.inventory_taken(self.now, node.name, node.incarnation, {}))
+            self.do(self.dispatcher.handle(self.now, joined(node)))
+            self.do(self.dispatcher.handle(self.now, InventoryReported(node.name, node.incarnation, {})))
 
     def at(self, when: float, event: Ended | Request) -> None:
         """Schedule an event."""
@@ -43,7 +45,7 @@ class VirtualTimeMesh:
     def submit(self, *requests: Request) -> None:
         """Submit requests now, together."""
         self._requests.update((request.id, request) for request in requests)
-        self.do(self.dispatcher.submitted(self.now, requests))
+        self.do(self.dispatcher.handle(self.now, submitted(*requests)))
 
     def do(self, commands: Iterable[Command]) -> None:
         """Execute the dispatcher's commands at once."""
@@ -76,7 +78,7 @@ class VirtualTimeMesh:
             if isinstance(event, Request):
                 self.submit(event)
             else:
-                self.do(self.dispatcher.finished(self.now, [event]))
+                self.do(self.dispatcher.handle(self.now, reported(event)))
             self.dispatcher.check()
         if until < float("inf"):
             self.now = until
@@ -86,5 +88,5 @@ class VirtualTimeMesh:
         self.run(when)
         for name in self.dispatcher.cluster.nodes.present:
             node = self.dispatcher.cluster.nodes.present[name]
-            assert self.dispatcher.node_seen(when, name, node.incarnation)
-        self.do(self.dispatcher.ticked(when))
+            self.dispatcher.handle(when, NodeSeen(name, node.incarnation))
+        self.do(self.dispatcher.handle(when, TickPassed()))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import InventoryReported
 from shared.policy.model.formulation import Grant, Request, Work
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
+from tests.shared.policy.strategies import joined, reported, submitted
 
 WORK = Work("run", "code.run", "cores@default", {"cores": 1}, 60.0)
 
@@ -17,19 +19,19 @@ def request(name: str, at_ms: int) -> Request:
 
 def test_the_first_requests_of_an_unseen_kind_are_not_overtaken_by_later_ones() -> None:
     dispatcher = Dispatcher()
-    dispatcher.node_joined(0.0, Node("n", "i", "default", {"cores": 1}, frozenset({"code.run"})))
-    dispatcher.inventory_taken(0.0, "n", "i", {})
+    dispatcher.handle(0.0, joined(Node("n", "i", "default", {"cores": 1}, frozenset({"code.run"}))))
+    dispatcher.handle(0.0, InventoryReported("n", "i", {}))
     granted = []
     arriving = [request(f"r{number:02}", 1000 + number) for number in range(40)]
-    commands = dispatcher.submitted(1.1, arriving[:10])
+    commands = dispatcher.handle(1.1, submitted(*arriving[:10]))
     later = iter(arriving[10:])
     now = 1.1
     while grants := [command for command in commands if isinstance(command, Grant)]:
         granted += [grant.action for grant in grants]
         now += 0.02
         ends = [Ended(grant.action, "n", grant.attempt, 0, AttemptResult("ok"), execution_s=0.02) for grant in grants]
-        commands = dispatcher.finished(now, ends)
+        commands = dispatcher.handle(now, reported(*ends))
         if (new_request := next(later, None)) is not None:
-            commands += dispatcher.submitted(now, [new_request])
+            commands += dispatcher.handle(now, submitted(new_request))
     assert granted == sorted(granted)
     assert len(granted) == 40

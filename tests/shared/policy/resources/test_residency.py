@@ -10,13 +10,20 @@ from hypothesis import strategies as st
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.placement import place_environment, place_pull
+from shared.policy.dispatch.stimuli import (
+    ImagesForeseen,
+    ImagesReported,
+    NodeSeen,
+    TickPassed,
+    TrajectoryClosed,
+)
 from shared.policy.model.formulation import AnswerAction, EnvironmentNeed, ForgetTrajectory, Grant, PullImage
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.residency import ABSENT, EXPECTED, EXPECTED_S, MOST_EXPECTED, PRESENT, Residency
 from tests.shared.policy.dispatch.test_dispatch_trajectories import act, end, grants, host, leading, meet, submit
-from tests.shared.policy.strategies import request, work
+from tests.shared.policy.strategies import reported, request, work
 
 MEMORY = "memory_mb"
 DOCKER = "runtime.docker"
@@ -39,7 +46,7 @@ def beginning(image: str, memory: int = 10, cores: int = 1) -> ActionState:
 
 
 def expect(leader: Dispatcher, *images: str, now: float = 0.0, memory: int = 10) -> list[tuple[str, str]]:
-    commands = leader.environments_expected(now, images, "cpu", DOCKER, {MEMORY: memory})
+    commands = leader.handle(now, ImagesForeseen(tuple(images), "cpu", DOCKER, {MEMORY: memory}))
     return [(one.node, one.image) for one in commands if isinstance(one, PullImage)]
 
 
@@ -134,11 +141,12 @@ def test_a_group_that_outgrows_its_node_causes_a_pull_elsewhere() -> None:
 
 
 def test_a_node_with_the_image_does_not_pull_and_one_that_lost_it_does() -> None:
-    leader = leading(engine("a", "i:1"), engine("b"))
+    leader = leading(engine("a"), engine("b"))
+    leader.handle(0.0, ImagesReported("a", "1", ("i:1",)))
     assert expect(leader, "i:1") == []
-    leader.images_changed(0.0, "a", "another life", (), ["i:1"])
+    leader.handle(0.0, ImagesReported("a", "another life", (), ("i:1",)))
     assert expect(leader, "i:1") == []
-    leader.images_changed(0.0, "a", "1", (), ["i:1"])
+    leader.handle(0.0, ImagesReported("a", "1", (), ("i:1",)))
     assert expect(leader, "i:1") == [("a", "i:1")] or expect(leader, "i:1") == []
     assert leader.cluster.nodes.present["a"].images.rank("i:1", 0.0) != PRESENT
 
@@ -153,7 +161,7 @@ def test_an_unused_expectation_expires() -> None:
 def test_nodes_without_an_engine_or_of_another_class_do_not_pull() -> None:
     leader = leading(host("a"), replace(engine("b"), node_class="gpu"))
     assert expect(leader, "i:1") == []
-    commands = leader.environments_expected(0.0, ["i:1"], "", DOCKER, {MEMORY: 10})
+    commands = leader.handle(0.0, ImagesForeseen(("i:1",), "", DOCKER, {MEMORY: 10}))
     assert commands == [PullImage("b", "i:1")]
 
 
@@ -199,7 +207,7 @@ def postponed(leader: Dispatcher, grant: Grant, now: float, in_s: float) -> list
         0,
         AttemptResult("postponed", reason="r", environment_exists=False, retry_in_s=in_s),
     )
-    commands = leader.finished(now, [pulls])
+    commands = leader.handle(now, reported(pulls))
     leader.check()
     return list(commands)
 
@@ -211,16 +219,16 @@ def test_a_postponed_environment_waits_with_a_reason_and_counts_no_attempt() -> 
         assert isinstance(grant, Grant)
         assert grant.attempt == attempt
         now = attempt * 100.0
-        assert leader.node_seen(now, "a", "1")
+        leader.handle(now, NodeSeen("a", "1"))
         assert postponed(leader, grant, now, 50.0) == [ForgetTrajectory("t", "unmade", "r")]
         assert grants(submit(leader, act(f"other{attempt}", f"u{attempt}", seq=attempt), now=now)) != [], (
             "it holds nothing while it waits"
         )
         end(leader, Grant(f"other{attempt}", "a", 1, 0, {"cores": 1}, 0.0), now=now)
-        assert leader.node_seen(now + 49.0, "a", "1")
-        assert leader.ticked(now + 49.0) == []
-        assert leader.node_seen(now + 50.0, "a", "1")
-        (grant,) = leader.ticked(now + 50.0)
+        leader.handle(now + 49.0, NodeSeen("a", "1"))
+        assert leader.handle(now + 49.0, TickPassed()) == []
+        leader.handle(now + 50.0, NodeSeen("a", "1"))
+        (grant,) = leader.handle(now + 50.0, TickPassed())
         leader.check()
 
 
@@ -229,8 +237,8 @@ def test_one_whose_deadline_comes_meanwhile_expires_with_the_reason() -> None:
     (grant,) = submit(leader, replace(act("x"), deadline_s=30.0))
     assert isinstance(grant, Grant)
     postponed(leader, grant, 1.0, 500.0)
-    assert leader.node_seen(29.0, "a", "1")
-    (answer,) = leader.ticked(31.0)
+    leader.handle(29.0, NodeSeen("a", "1"))
+    (answer,) = leader.handle(31.0, TickPassed())
     assert isinstance(answer, AnswerAction)
     assert (answer.ended, answer.reason) == (
         "expired",
@@ -244,7 +252,7 @@ def test_a_postponed_action_that_is_closed_meanwhile_is_answered_at_once() -> No
     (grant,) = submit(leader, act("x"))
     assert isinstance(grant, Grant)
     postponed(leader, grant, 1.0, 500.0)
-    commands = leader.trajectory_closed(2.0, "t")
+    commands = leader.handle(2.0, TrajectoryClosed("t"))
     assert [one.ended for one in commands if isinstance(one, AnswerAction)] == ["cancelled"]
     leader.check()
 
@@ -264,8 +272,8 @@ def test_one_that_waits_for_its_image_is_granted_as_soon_as_a_node_has_it() -> N
     (grant,) = submit(leader, replace(act("x"), need=EnvironmentNeed("t", DOCKER, {MEMORY: 10}, "i:1")))
     assert isinstance(grant, Grant)
     postponed(leader, grant, 1.0, 500.0)
-    assert leader.images_changed(2.0, "a", "1", ["other:1"], ()) == []
-    (again,) = leader.images_changed(3.0, "a", "1", ["i:1"], ())
+    assert leader.handle(2.0, ImagesReported("a", "1", ("other:1",), ())) == []
+    (again,) = leader.handle(3.0, ImagesReported("a", "1", ("i:1",), ()))
     leader.check()
     assert isinstance(again, Grant)
     assert (again.action, again.begins) == ("x", True)

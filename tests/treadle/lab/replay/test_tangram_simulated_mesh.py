@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import AttemptsEnded
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import AnswerAction, CloseEnvironment, Command, Grant
 from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
@@ -54,8 +55,8 @@ class AuditedDispatcher:
         asked = getattr(self._watched, name)
 
         def ask(*arguments: Any) -> Any:
-            if name == "finished":
-                for end in arguments[1]:
+            for stimulus in arguments[1:]:
+                for end in stimulus.ends if isinstance(stimulus, AttemptsEnded) else ():
                     del self.running[end.action]
             found = asked(*arguments)
             if isinstance(found, list):

@@ -14,8 +14,20 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Literal
 
+from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.elastic.scheduling import Rule
+from shared.policy.dispatch.stimuli import (
+    AttemptsEnded,
+    AttemptStarted,
+    EnvironmentGone,
+    InventoryReported,
+    NodeJoined,
+    NodeSeen,
+    RequestsSubmitted,
+    TickPassed,
+    TrajectoryClosed,
+)
+from shared.policy.elastic.scheduling import ElasticRules, Rule
 from shared.policy.model.formulation import (
     AnswerAction,
     CloseEnvironment,
@@ -27,7 +39,6 @@ from shared.policy.model.formulation import (
 )
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
-from shared.policy.resources.ledger import Node
 from shared.policy.resources.resource import ResourceSpec, least_load
 from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
 from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, SystemRun
@@ -105,14 +116,12 @@ class SimulatedMesh:
         steps = [step for trajectory in batch for step in trajectory.steps]
         self._timeouts = {kind: _limit(step.work_s for step in steps if step.kind == kind) for kind in _kinds(steps)}
         self._free = {f"node-{number}": cluster.cores for number in range(cluster.nodes)}
-        self.dispatcher = Dispatcher()
-        self.dispatcher.cluster.elastic.rule = system.rule
-        self.dispatcher.cluster.elastic.depth = system.depth
+        self.dispatcher = Dispatcher(DispatchConfig(elastic=ElasticRules(rule=system.rule, depth=system.depth)), SPECS)
         for name in self._free:
             capacity = {CORES: cluster.cores, MEMORY: cluster.memory_mb}
-            node = Node(name, INCARNATION, NODE_CLASS, capacity, frozenset({RUNTIME, *self._timeouts}), SPECS)
-            self.dispatcher.node_joined(0.0, node)
-            self.dispatcher.inventory_taken(0.0, name, INCARNATION, {})
+            kinds = frozenset({RUNTIME, *self._timeouts})
+            self.dispatcher.handle(0.0, NodeJoined(name, INCARNATION, NODE_CLASS, capacity, kinds))
+            self.dispatcher.handle(0.0, InventoryReported(name, INCARNATION, {}))
 
     def run(self) -> SystemRun:
         """Run until the last trajectory has its reward.
@@ -156,12 +165,12 @@ class SimulatedMesh:
         work = self._system.work(step, self._timeouts[step.kind])
         arrival = (int(now * 1000), next(self._serials))
         request = Request(action, "tenant", "task", "", arrival, (work,), now + BUDGET_S, need=need)
-        return self.dispatcher.submitted(now, [request])
+        return self.dispatcher.handle(now, RequestsSubmitted((request,)))
 
     def _tick(self, now: float) -> None:
         for name in self._free:
-            self.dispatcher.node_seen(now, name, INCARNATION)
-        self._execute(now, self.dispatcher.ticked(now))
+            self.dispatcher.handle(now, NodeSeen(name, INCARNATION))
+        self._execute(now, self.dispatcher.handle(now, TickPassed()))
         self._push(now + TICK_S, "tick")
 
     def _execute(self, now: float, commands: Iterable[Command]) -> None:
@@ -172,9 +181,8 @@ class SimulatedMesh:
             if isinstance(command, Grant):
                 self._begin(now, command)
             elif isinstance(command, CloseEnvironment):
-                left += self.dispatcher.environment_ended(
-                    now, command.node, INCARNATION, command.trajectory, "closed", ""
-                )
+                gone = EnvironmentGone(command.node, INCARNATION, command.trajectory, "closed", "")
+                left += self.dispatcher.handle(now, gone)
             elif isinstance(command, AnswerAction) and command.ended != "ok":
                 raise SimulationError(f"{command.action} was answered {command.ended}: {command.reason}")
 
@@ -188,7 +196,7 @@ class SimulatedMesh:
         acting.node, acting.attempt, acting.granted_s = grant.node, grant.attempt, now
         acting.executes_s = step.seconds(acting.units)
         acting.adds_s = self._overheads.action_s + (self._overheads.begin_s if grant.begins else 0.0)
-        self.dispatcher.started(now, grant.action, grant.attempt)
+        self.dispatcher.handle(now, AttemptStarted(grant.action, grant.attempt))
         self._push(now + acting.adds_s + acting.executes_s, "end", acting.number)
 
     def _end(self, now: float, acting: _ActiveTrajectory) -> bool:
@@ -199,11 +207,11 @@ class SimulatedMesh:
         self._free[acting.node] += acting.units
         del self._by_action[action]
         ended = Ended(action, acting.node, acting.attempt, 0, AttemptResult("ok"), execution_s=acting.executes_s)
-        self._execute(now, self.dispatcher.finished(now, [ended]))
+        self._execute(now, self.dispatcher.handle(now, AttemptsEnded((ended,))))
         acting.step += 1
         continues = self._think(now, acting)
         if not continues:
-            self._execute(now, self.dispatcher.trajectory_closed(now, trajectory.name))
+            self._execute(now, self.dispatcher.handle(now, TrajectoryClosed(trajectory.name)))
         return continues
 
     def _account(self, acting: _ActiveTrajectory, step: TrajectoryStep) -> None:

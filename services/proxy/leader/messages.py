@@ -1,0 +1,58 @@
+"""Conversion of messages of nodes and the planner to stimuli of the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from services.proxy.leader.requests import runtime_kind
+from shared.api.images import familiar
+from shared.bus.tail import Entry
+from shared.messages.batches import BatchEnded
+from shared.messages.environments import LOCAL, MEMORY, EnvironmentsExpected
+from shared.messages.outcomes import EnvironmentCreated, EnvironmentEnded, ImagesChanged, InventoryTaken, Started
+from shared.messages.targets import CompletionExpected, TargetSet
+from shared.policy.dispatch import stimuli
+from shared.policy.dispatch.stimuli import Stimulus
+from shared.policy.model.reports import HeldGrant
+from shared.runtime.units import Seconds
+
+HINT_FRESH_S: Final[Seconds] = 60.0
+"""Seconds after which a hint that is read at a takeover counts as handled."""
+
+
+def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
+    """Yield the stimuli of one message, in order. Other messages, and old hints, have none."""
+    match entry.message:
+        case Started() as one:
+            yield stimuli.AttemptStarted(one.action, one.attempt)
+        case ImagesChanged() as one:
+            yield stimuli.ImagesReported(one.node, one.incarnation, tuple(one.added), tuple(one.removed))
+        case EnvironmentCreated() as one:
+            yield stimuli.CreationReported(one.node, one.incarnation, one.trajectory)
+        case EnvironmentEnded() as one:
+            yield stimuli.EnvironmentGone(one.node, one.incarnation, one.trajectory, one.ended, one.reason)
+        case InventoryTaken() as one:
+            yield stimuli.ImagesReported(one.node, one.incarnation, tuple(one.images))
+            yield to_inventory(one)
+        case TargetSet() as one:
+            yield stimuli.TargetReceived(one.pool, one.units)
+        case BatchEnded() as one:
+            yield stimuli.BatchOver(one.batch)
+        case CompletionExpected() as one:
+            yield stimuli.EstimateReceived(one.batch, one.at)
+        case EnvironmentsExpected() as one if now - entry.at <= HINT_FRESH_S:
+            yield to_foreseen(one)
+
+
+def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
+    """Convert a node's inventory."""
+    held = {one.action: HeldGrant(one.stage, one.attempt, one.running_s, one.units, one.queued) for one in taken.held}
+    environments = {one.trajectory: one.units for one in taken.environments}
+    return stimuli.InventoryReported(taken.node, taken.incarnation, held, environments)
+
+
+def to_foreseen(expected: EnvironmentsExpected) -> stimuli.ImagesForeseen:
+    """Convert a hint: its images that may have to be pulled."""
+    images = tuple(familiar(image) for image in expected.images if image != LOCAL)
+    return stimuli.ImagesForeseen(images, expected.node_class, runtime_kind("docker"), {MEMORY: expected.memory_mb})

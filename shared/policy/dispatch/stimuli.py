@@ -1,0 +1,287 @@
+"""Stimuli of the dispatcher: frozen values that can be logged, so that a run can be replayed.
+
+Times are absolute seconds of one monotonic scale, the one of the journal's ids. Mappings and tuples in a stimulus must
+not change afterwards. The order of stimuli that restore the state of a former leader: `FirstArrivalRestored`,
+`TrajectoryRestored`, `PlacementRestored`, `RequestsSubmitted`, `ActionRestored`, then everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shared.policy.model.formulation import Request, StageAct, TrajectoryEnd
+from shared.policy.model.reports import Ended, HeldGrants
+
+# ---- requests --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsSubmitted:
+    """New entries of the journal, in its order. Ids already known are skipped (the journal is read again).
+
+    A request whose predicted start is after its `start_by_s` is rejected, unless it can start at once.
+    """
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRestored:
+    """An unanswered action of a former leader, from the store. Before any node is ready; unknown actions are ignored.
+
+    It waits for the outcome, inventory or loss of the node of its last grant, and is granted nowhere before.
+    """
+
+    action: str
+    stage: int
+    attempt: int
+    acts: tuple[StageAct, ...]
+    node: str
+    """Node of its last grant; empty if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionCancelled:
+    """An action must be cancelled. A queued one is answered; a granted one is revoked and answered when the node
+    confirms.
+    """
+
+    action: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCancelled:
+    """The unanswered actions of a batch must be cancelled."""
+
+    batch: str
+    reason: str
+
+
+# ---- attempts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """An attempt has started to execute."""
+
+    action: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsEnded:
+    """Attempts have ended, in the order of their reports."""
+
+    ends: tuple[Ended, ...]
+
+
+# ---- trajectories ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryClosed:
+    """A trainer has closed a trajectory: its unanswered actions are cancelled and its environment ends."""
+
+    trajectory: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRestored:
+    """A trajectory that ended under a former leader, from the store."""
+
+    trajectory: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRestored:
+    """A placement of a former leader, from the store.
+
+    The node's inventory decides about it; if the node does not return, the environment is lost.
+    """
+
+    trajectory: str
+    node: str
+    units: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CreationReported:
+    """A node reports a new environment whose first action still executes: another may start."""
+
+    node: str
+    incarnation: str
+    trajectory: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentGone:
+    """A node reports the end of an environment, after the outcomes of its actions."""
+
+    node: str
+    incarnation: str
+    trajectory: str
+    ended: TrajectoryEnd
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesForeseen:
+    """Hint: one environment of each of these images will be needed. A missing image is pulled to the node where its
+    environment is predicted to be placed.
+    """
+
+    images: tuple[str, ...]
+    """Names as container engines list them."""
+    node_class: str
+    """Empty: any class."""
+    kind: str
+    """Capability that a node needs to make such an environment."""
+    units: Mapping[str, int]
+    """Units that each environment will hold of its node."""
+
+
+# ---- nodes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """A node has started, or a new leader reads its hello. It gets no grants before its inventory is read.
+
+    A repeated hello of the same incarnation may offer more kinds than before.
+    """
+
+    node: str
+    incarnation: str
+    node_class: str
+    capacity: Mapping[str, int]
+    kinds: frozenset[str]
+    prefetches: frozenset[str] = frozenset()
+    """Resources with a node queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """Heartbeat of a node. Ignored if its incarnation is unknown (`Dispatcher.has_node`)."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """The incarnation of a node has ended: what it held is lost."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceIgnored:
+    """No node could send anything for a while, so that all present nodes count as seen now."""
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryReported:
+    """A node's inventory. Held and unanswered: adopted. Not wanted: revoked. Granted but not held: lost."""
+
+    node: str
+    incarnation: str
+    held: HeldGrants
+    environments: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Trajectory -> units that its environment holds there; unknown ones are closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesReported:
+    """Images added on a node and removed from it since its last report. Postponed actions that need an added image are
+    queued again.
+    """
+
+    node: str
+    incarnation: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+
+
+# ---- planner and time ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReceived:
+    """The planner's target for a pool."""
+
+    pool: str
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerChecked:
+    """Whether a planner is alive; reported periodically, and assumed until the first report.
+
+    Without one, targets stay and a zero-queue rule adds to them. When it is back, the targets apply alone again.
+    """
+
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateReceived:
+    """The planner's new estimate of a batch's T: the batch's queued requests move in the order."""
+
+    batch: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstArrivalRestored:
+    """First arrival of a batch that began under a former leader, from the store. Ignored if the batch is known."""
+
+    batch: str
+    first_s: float
+    stage_timeouts_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOver:
+    """A batch has ended: its estimate is removed."""
+
+    batch: str
+
+
+@dataclass(frozen=True, slots=True)
+class TickPassed:
+    """Time has passed: deadlines, silent nodes, overdue grants and linger windows are due. A few times a second."""
+
+
+Restored = ActionRestored | FirstArrivalRestored | PlacementRestored | TrajectoryRestored
+"""Parts of a former leader's state, as a takeover reads them from the store."""
+
+Stimulus = (
+    RequestsSubmitted
+    | ActionRestored
+    | ActionCancelled
+    | BatchCancelled
+    | AttemptStarted
+    | AttemptsEnded
+    | TrajectoryClosed
+    | TrajectoryRestored
+    | PlacementRestored
+    | CreationReported
+    | EnvironmentGone
+    | ImagesForeseen
+    | NodeJoined
+    | NodeSeen
+    | NodeLost
+    | SilenceIgnored
+    | InventoryReported
+    | ImagesReported
+    | TargetReceived
+    | PlannerChecked
+    | EstimateReceived
+    | FirstArrivalRestored
+    | BatchOver
+    | TickPassed
+)

@@ -1,0 +1,230 @@
+"""Handlers of stimuli: the consequences of each, before a scheduling round.
+
+Each handler returns commands, after which a scheduling round must follow. It returns None if there is no command and
+what can be granted has not changed. `stimuli` describes the stimuli.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.policy.dispatch import stimuli
+from shared.policy.dispatch.action_registry import ActionRegistry
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.attempt_handler import AttemptHandler
+from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.config import DispatchConfig
+from shared.policy.dispatch.environment_handler import EnvironmentHandler
+from shared.policy.dispatch.environment_placements import Placement
+from shared.policy.dispatch.node_handler import NodeHandler
+from shared.policy.dispatch.scheduling_round import park_stuck
+from shared.policy.dispatch.start_predictor import StartPredictor
+from shared.policy.dispatch.stimuli import Stimulus
+from shared.policy.model.formulation import Command
+from shared.policy.resources.ledger import Node
+from shared.policy.resources.resource import Specs
+
+Handler = Callable[[float, Any], list[Command] | None]
+
+
+@dataclass(slots=True)
+class StimulusHandlers:
+    """One handler for each type of stimulus."""
+
+    config: DispatchConfig
+    specs: Specs
+    cluster: ClusterState
+    registry: ActionRegistry
+    late: list[ActionState] = field(default_factory=list)
+    """New actions that are predicted to start too late; they are rejected if the next round does not grant them."""
+    _environments: EnvironmentHandler = field(init=False)
+    _attempts: AttemptHandler = field(init=False)
+    _nodes: NodeHandler = field(init=False)
+    _window_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        cluster, registry = self.cluster, self.registry
+        self._environments = EnvironmentHandler(cluster, registry)
+        self._attempts = AttemptHandler(cluster, registry, self._environments, self.config.max_attempts)
+        self._nodes = NodeHandler(cluster, registry, self._attempts, self._environments)
+
+    def table(self) -> dict[type[Stimulus], Handler]:
+        """Return the handlers by type of stimulus."""
+        return {
+            stimuli.RequestsSubmitted: self._requests_submitted,
+            stimuli.ActionRestored: self._action_restored,
+            stimuli.ActionCancelled: self._action_cancelled,
+            stimuli.BatchCancelled: self._batch_cancelled,
+            stimuli.AttemptStarted: self._attempt_started,
+            stimuli.AttemptsEnded: self._attempts_ended,
+            stimuli.TrajectoryClosed: self._trajectory_closed,
+            stimuli.TrajectoryRestored: self._trajectory_restored,
+            stimuli.PlacementRestored: self._placement_restored,
+            stimuli.CreationReported: self._creation_reported,
+            stimuli.EnvironmentGone: self._environment_gone,
+            stimuli.ImagesForeseen: self._images_foreseen,
+            stimuli.NodeJoined: self._node_joined,
+            stimuli.NodeSeen: self._node_seen,
+            stimuli.NodeLost: self._node_lost,
+            stimuli.SilenceIgnored: self._silence_ignored,
+            stimuli.InventoryReported: self._inventory_reported,
+            stimuli.ImagesReported: self._images_reported,
+            stimuli.TargetReceived: self._target_received,
+            stimuli.PlannerChecked: self._planner_checked,
+            stimuli.EstimateReceived: self._estimate_received,
+            stimuli.FirstArrivalRestored: self._first_arrival_restored,
+            stimuli.BatchOver: self._batch_over,
+            stimuli.TickPassed: self._tick_passed,
+        }
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def _requests_submitted(self, now: float, new: stimuli.RequestsSubmitted) -> list[Command]:
+        commands: list[Command] = []
+        starts = StartPredictor(self.cluster, now)
+        for request in new.requests:
+            if request.id in self.registry.actions:
+                continue
+            action = self.registry.add(request)
+            if (reason := self.cluster.trajectories.end_of(request.need)) is not None:
+                commands.append(self.registry.answer(now, action, "environment-lost", reason))
+                continue
+            if request.start_by_s is not None and not starts.in_time(action, request.start_by_s):
+                self.late.append(action)
+            self.cluster.queues.enqueue(action)
+            park_stuck(self.cluster, action)
+        return commands
+
+    def reject_late(self, now: float) -> list[Command]:
+        """Answer the new requests that would start too late and still wait."""
+        late, self.late = self.late, []
+        reason = "it would start after its deadline: the pool is busy"
+        return [
+            self.registry.answer_queued(now, action, "expired", reason) for action in late if action.state == "queued"
+        ]
+
+    def _action_restored(self, now: float, known: stimuli.ActionRestored) -> None:
+        action = self.registry.actions.get(known.action)
+        if action is None:
+            return
+        self.cluster.queues.remove(action)
+        action.enter(known.stage, known.attempt)
+        action.acts = list(known.acts)
+        action.queued_s += sum(act.queue_s + act.execution_s for act in action.acts)
+        self.cluster.queues.enqueue(action)
+        if known.node:
+            self.cluster.await_node(action, known.node, now)
+
+    def _action_cancelled(self, now: float, one: stimuli.ActionCancelled) -> list[Command]:
+        return self.registry.cancel(now, [one.action], one.reason)
+
+    def _batch_cancelled(self, now: float, one: stimuli.BatchCancelled) -> list[Command]:
+        return self.registry.cancel(now, self.registry.members(one.batch), one.reason)
+
+    # ---- attempts ----------------------------------------------------------------------------------------------
+
+    def _attempt_started(self, now: float, one: stimuli.AttemptStarted) -> None:
+        self._attempts.started(now, one.action, one.attempt)
+
+    def _attempts_ended(self, now: float, report: stimuli.AttemptsEnded) -> list[Command]:
+        commands: list[Command] = []
+        for end in report.ends:
+            commands += self._attempts.ended(now, end)
+        return commands
+
+    # ---- trajectories ------------------------------------------------------------------------------------------
+
+    def _trajectory_closed(self, now: float, one: stimuli.TrajectoryClosed) -> list[Command]:
+        return self._environments.close(now, one.trajectory)
+
+    def _trajectory_restored(self, _: float, known: stimuli.TrajectoryRestored) -> None:
+        self.cluster.trajectories.end(known.trajectory, known.reason)
+
+    def _placement_restored(self, _: float, known: stimuli.PlacementRestored) -> None:
+        closing = known.trajectory in self.cluster.trajectories.ended
+        self.cluster.environments.add(known.trajectory, Placement(known.node, known.units, closing=closing))
+
+    def _creation_reported(self, _: float, one: stimuli.CreationReported) -> list[Command] | None:
+        known = self.cluster.nodes.incarnation(one.node, one.incarnation)
+        return [] if known is not None and self.cluster.environments.created(one.trajectory, one.node) else None
+
+    def _environment_gone(self, now: float, one: stimuli.EnvironmentGone) -> list[Command] | None:
+        environments, known = self.cluster.environments, self.cluster.nodes.incarnation(one.node, one.incarnation)
+        if known is None or environments.remove_orphan(one.node, one.trajectory):
+            return []
+        placement = environments.placements.get(one.trajectory)
+        if placement is None or placement.node != one.node:
+            return None
+        return self._environments.end(now, one.trajectory, one.ended, one.reason)
+
+    def _images_foreseen(self, now: float, hint: stimuli.ImagesForeseen) -> list[Command] | None:
+        return self._nodes.pull(now, hint.images, hint.node_class, hint.kind, hint.units) or None
+
+    # ---- nodes -------------------------------------------------------------------------------------------------
+
+    def _node_joined(self, now: float, hello: stimuli.NodeJoined) -> list[Command] | None:
+        node = Node(
+            hello.node,
+            hello.incarnation,
+            hello.node_class,
+            hello.capacity,
+            hello.kinds,
+            self.specs,
+            prefetches=hello.prefetches,
+        )
+        return self._nodes.joined(now, node)
+
+    def _node_seen(self, now: float, beat: stimuli.NodeSeen) -> None:
+        self._nodes.seen(now, beat.node, beat.incarnation)
+
+    def _node_lost(self, now: float, one: stimuli.NodeLost) -> list[Command] | None:
+        if one.node not in self.cluster.nodes.present:
+            return None
+        return self._attempts.lost_with(now, one.node, one.why)
+
+    def _silence_ignored(self, now: float, _: stimuli.SilenceIgnored) -> None:
+        self._nodes.all_seen(now)
+
+    def _inventory_reported(self, now: float, report: stimuli.InventoryReported) -> list[Command] | None:
+        return self._nodes.inventory_taken(now, report.node, report.incarnation, report.held, report.environments)
+
+    def _images_reported(self, now: float, report: stimuli.ImagesReported) -> list[Command] | None:
+        added = set(report.added)
+        requeued = self._nodes.images_changed(now, report.node, report.incarnation, added, report.removed)
+        return [] if requeued else None
+
+    # ---- planner and time --------------------------------------------------------------------------------------
+
+    def _target_received(self, _: float, target: stimuli.TargetReceived) -> list[Command]:
+        self.cluster.queues.pool(target.pool).target = target.units
+        self.cluster.queues.dirty.add(target.pool)
+        return []
+
+    def _planner_checked(self, _: float, planner: stimuli.PlannerChecked) -> list[Command]:
+        self.cluster.queues.set_planned(planner.alive)
+        return []
+
+    def _estimate_received(self, _: float, estimate: stimuli.EstimateReceived) -> None:
+        self.cluster.queues.rekey(estimate.batch, estimate.at_s)
+
+    def _first_arrival_restored(self, _: float, known: stimuli.FirstArrivalRestored) -> None:
+        batches = self.cluster.queues.batches
+        batches.first_arrival(known.batch, known.first_s, list(known.stage_timeouts_s))
+
+    def _batch_over(self, _: float, one: stimuli.BatchOver) -> None:
+        self.cluster.queues.batches.ended(one.batch)
+
+    def _tick_passed(self, now: float, _: stimuli.TickPassed) -> list[Command]:
+        config = self.config
+        commands = self.registry.expire(now)
+        commands += self._nodes.check_silence(now, config.node_lost_s, config.overdue_s)
+        commands += self._attempts.recall(now)
+        commands += self._attempts.lost_without_report(now, config.node_lost_s)
+        commands += self._environments.expire_absent(now, config.placement_lost_s)
+        self.cluster.queues.requeue_due(now)
+        if now - self._window_s >= config.linger_s:
+            self._window_s = now
+            self.cluster.queues.next_window()
+        return commands

@@ -58,9 +58,7 @@ async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float)
     if not wait_s:
         accepted = await proxy.intake.submit(submitted)
         return await _accepted(call, accepted, submitted.trajectory)
-    if len(proxy.waiters) >= proxy.settings.max_waiting:
-        raise Overloaded(what="this replica has too many long polls; submit without `wait` and read the action later")
-    future = proxy.waiters.expect(submitted.action)
+    future = _expect(call, submitted.action, "submit without `wait` and read the action later")
     try:
         accepted = await proxy.intake.submit(submitted)
         if accepted.repeated:
@@ -70,6 +68,14 @@ async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float)
         return await _wait(call, accepted.action, future, wait_s)
     finally:
         proxy.waiters.discard(submitted.action, future)
+
+
+def _expect(call: Call, action: str, otherwise: str) -> asyncio.Future[bytes]:
+    """Return a future of the action's answer, within the bound of this replica's long polls."""
+    proxy = call.proxy
+    if len(proxy.waiters) >= proxy.settings.max_waiting:
+        raise Overloaded(what=f"this replica has too many long polls; {otherwise}")
+    return proxy.waiters.expect(action)
 
 
 async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: float) -> Reply:
@@ -111,7 +117,7 @@ async def get_action(call: Call) -> Reply:
     wait_s = call.wait_s(call.query("wait"))
     if not wait_s:
         return await _state(call, action)
-    future = call.proxy.waiters.expect(action)
+    future = _expect(call, action, "read the action without `wait`")
     try:
         stored = await _stored(call, action)
         return Reply(200, stored.answer) if stored.answer is not None else await _wait(call, action, future, wait_s)

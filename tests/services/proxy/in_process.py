@@ -139,8 +139,8 @@ class SimulatedNode:
 
 
 HELLO = Hello(
-    node="n", incarnation="1", node_class="default", capacity={"cores": 4, MEMORY: 4096}, kinds=[*ENVIRONMENT_KINDS],
-    runtimes=["local"],
+    node="n", incarnation="1", node_class="default", capacity={"cores": 4, MEMORY: 4096},
+    kinds=[*ENVIRONMENT_KINDS, "noop"], runtimes=["local"],
 )  # fmt: skip
 
 

@@ -128,7 +128,10 @@ async def test_discarding_deletes_entries_of_the_journal_alone(journal: Journal)
     await functions.cancel(journal.redis, "a1", "asked")
     ((asked, _),) = (await command(journal.redis, "XREVRANGE", "actions", "+", "-", "COUNT", 1))[:1]
 
-    await functions.discard(journal.redis, journal.epoch, [asked.decode(), "1-1"])
+    await functions.cancel(journal.redis, "a1", "again")
+    ((again, _),) = await command(journal.redis, "XREVRANGE", "actions", "+", "-", "COUNT", 1)
+
+    await functions.discard(journal.redis, journal.epoch, ["1-1", asked.decode(), again.decode()])
 
     assert await journal.cancels() == []
     assert await journal.unanswered() == ["a1"]

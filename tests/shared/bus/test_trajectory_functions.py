@@ -68,6 +68,11 @@ async def overdue(journal: Journal, trajectory: str = "t1", *, idle_ms: int = 2_
     await command(journal.redis, "HSET", f"trajectory:{trajectory}", "active_ms", int(seconds) * 1000 - idle_ms)
 
 
+async def now_ms(journal: Journal) -> int:
+    seconds, micros = await command(journal.redis, "TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 # ---- opening -------------------------------------------------------------------------------------------------------
 
 
@@ -189,6 +194,44 @@ async def test_the_first_grant_of_an_environment_stores_its_placement(journal: J
     assert await placed(journal) == {"t1": placement}
     assert (await journal.fields("trajectory:t1"))["n"] == b"n"
     assert await journal.ttl_s("trajectory:t1") > 1500, "its idle time counts from here"
+
+
+async def test_the_node_has_a_grace_period_to_report_the_end_of_a_lifetime(journal: Journal) -> None:
+    """The node ends the environment at the end of its lifetime. The mesh does so 60 s later."""
+    await opened(journal)
+    await submit(journal, "a1")
+    before_ms = await now_ms(journal)
+
+    await begun(journal)
+
+    due_ms = float(await command(journal.redis, "ZSCORE", "trajectories:due", "t1"))
+    assert before_ms <= due_ms - (LOCAL.lifetime_s + 60) * 1000 <= await now_ms(journal)
+
+
+async def test_a_late_grant_does_not_reopen_an_ended_trajectory(journal: Journal) -> None:
+    """Its placement is kept until its node has reported the end."""
+    await opened(journal)
+    await submit(journal, "a1")
+    await trajectories.close_trajectory(journal.redis, "t1", "done")
+
+    placement = await begun(journal)
+
+    assert await placed(journal) == {"t1": placement}
+    assert (await journal.fields("trajectory:t1"))["n"] == b"n"
+    assert await state(journal) == (b"closed", b"done")
+    assert await journal.ttl_s("trajectory:t1") <= KEEP_S
+    assert await listed(journal) == {"open": [], "due": [], "ended": ["t1"]}
+
+
+async def test_a_late_grant_does_not_create_an_expired_record(journal: Journal) -> None:
+    await opened(journal)
+    await submit(journal, "a1")
+    await command(journal.redis, "DEL", "trajectory:t1")
+
+    placement = await begun(journal)
+
+    assert await placed(journal) == {"t1": placement}
+    assert await journal.fields("trajectory:t1") == {}
 
 
 async def test_a_grant_that_is_sent_again_places_it_where_it_was(journal: Journal) -> None:

@@ -75,6 +75,17 @@ async def test_a_trajectory_continues_where_its_environment_exists(store: StoreO
     assert (grant.action, grant.trajectory, grant.environment) == ("b", "t1", None)
 
 
+async def test_waiting_actions_of_a_trajectory_keep_their_turns(store: StoreOfFormerLeader) -> None:
+    """None of them was granted, so nothing of them is restored besides the journal's order."""
+    await store.submit(acting("a"), acting("b"))
+    await store.taken_over()
+
+    assert [one.action for one in granted(store.read(inventory()))] == ["a"]
+    assert granted(store.read(inventory(node="m")), "m") == []
+    writes = store.read(outcome("a"))
+    assert (ends(writes), [one.action for one in granted(writes)]) == ([("a", "ok")], ["b"])
+
+
 async def test_an_action_that_still_runs_in_it_continues_on_its_node(store: StoreOfFormerLeader) -> None:
     await store.submit(acting("a"))
     await store.mark("a", 1, "n", "t1", PLACED)

@@ -18,10 +18,11 @@ from services.cpu_manager.environments.protocol import (
     RuntimeUnavailable,
 )
 from services.cpu_manager.environments.runtimes import Runtimes
+from services.cpu_manager.kinds import CORES, IN_ENVIRONMENTS, ONLY_LOOKS
 from services.cpu_manager.outputs import encode_output, encode_whole
+from shared.kinds.spec import Params
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
-from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS, Params
 from shared.policy.model.results import AttemptResult, ExecutionStatus, lost, refused
 from shared.runtime import log
 from shared.runtime.clock import Clock
@@ -54,10 +55,10 @@ class Acting:
         Raises:
             ValueError: the parameters are malformed, or the kind does not run in environments.
         """
-        kind = ENVIRONMENT_KINDS.get(grant.work)
+        kind = IN_ENVIRONMENTS.get(grant.work)
         if kind is None:
             raise ValueError(f"{grant.work} does not run in environments")
-        return with_dop(msgspec.json.decode(grant.params, type=kind), grant.units.get("cores", 1))
+        return with_dop(msgspec.json.decode(grant.params, type=kind.params), grant.units.get(CORES, 1))
 
     async def create(
         self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]

@@ -18,6 +18,7 @@ from services.cpu_manager.environment_registry import EnvironmentRegistry
 from services.cpu_manager.environments.detection import DetectedRuntimes, MeshContext, await_engine, open_runtimes
 from services.cpu_manager.environments.runtimes import DOCKER
 from services.cpu_manager.grading import Grading
+from services.cpu_manager.kinds import CORES, IN_ENVIRONMENTS, MEMORY, SLOTS, STARTS
 from services.cpu_manager.memory import lendable_mb
 from services.cpu_manager.metrics import observe
 from services.cpu_manager.node_executor import NodeExecutor, open_executor
@@ -32,8 +33,6 @@ from shared.bus import functions
 from shared.bus.connection import connect, with_retries
 from shared.bus.identity import mesh_identity
 from shared.bus.nodes import next_generation
-from shared.messages.environments import MEMORY, STARTS
-from shared.messages.kinds import ENVIRONMENT_KINDS
 from shared.messages.nodes import Hello
 from shared.runtime import log
 from shared.runtime.app import build_app
@@ -67,7 +66,7 @@ def _hello(
         incarnation=uuid.uuid4().hex[:12],
         node_class=settings.node_class,
         capacity={name: usage.exist for name, usage in usages.items()},
-        prefetches=["cores"],
+        prefetches=[CORES],
         generation=generation,
         **_offer(executor, detected),
     )
@@ -76,7 +75,7 @@ def _hello(
 def _offer(executor: NodeExecutor, detected: DetectedRuntimes) -> Offer:
     runtimes = detected.runtimes.names
     return Offer(
-        kinds=sorted([*executor.graders, *(ENVIRONMENT_KINDS if runtimes else ())]),
+        kinds=sorted([*executor.graders, *(IN_ENVIRONMENTS if runtimes else ())]),
         labels=executor.labels | detected.labels,
         runtimes=runtimes,
     )
@@ -155,7 +154,7 @@ async def _assemble(
     slots, memory = ResourceUsage(settings.slots, owned=settings.slots), ResourceUsage(memory_mb, owned=memory_mb)
     at_once = settings.starts or max(1, len(cores.all) // 2)
     starts = ResourceUsage(at_once, owned=at_once)
-    usages = {"cores": cores.usage, "slots": slots}
+    usages = {CORES: cores.usage, SLOTS: slots}
     if detected.runtimes.names or _may_get_engine(settings, detected):
         usages[MEMORY], usages[STARTS] = memory, starts
     started = partial(next_generation, redis, settings.node)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from services.cpu_manager.environments.protocol import Environment
-from shared.messages.environments import EnvironmentSpec, held_units, lasting_units
+from shared.kinds.registry import all_kinds
+from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import EnvironmentHeld
 from shared.policy.model.formulation import TrajectoryEnd
 from shared.policy.model.results import AttemptResult
@@ -91,7 +92,8 @@ class ManagedEnvironment:
 
 def environment_units(trajectory: str, spec: EnvironmentSpec, *, creating: bool) -> EnvironmentHeld:
     """Return what an environment holds of its node: its memory until its end, and one of the starts during creation."""
-    units = held_units(spec) if creating else lasting_units(spec)
+    kinds = all_kinds()
+    units = kinds.held_units(spec) if creating else kinds.lasting_units(spec)
     return EnvironmentHeld(trajectory=trajectory, units=units)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from services.cpu_manager.graders.protocol import Grader
 from services.cpu_manager.graders.registry import build_graders
+from services.cpu_manager.kinds import CORES, PLAIN
 from services.cpu_manager.sandbox import languages
 from services.cpu_manager.sandbox.child_processes import ChildProcesses
 from services.cpu_manager.sandbox.local import LocalSandbox
@@ -17,7 +18,6 @@ from services.cpu_manager.sandbox.protocol import Exit, Job, Limits, PythonJob, 
 from services.cpu_manager.sandbox.rungs import NoSandboxError, Rung
 from services.cpu_manager.sandbox.spares import ColdStart
 from services.cpu_manager.settings import CpuManagerSettings
-from shared.messages.kinds import NEEDS_NO_CORE
 from shared.runtime import log
 
 _log = log.get(__name__)
@@ -42,7 +42,7 @@ class NodeExecutor:
         Owning a core costs nothing by itself. The time is that of starting the cell for the first job on the core.
         """
         seconds = self.cold_start.seconds
-        return {} if seconds is None else {"cores": round(seconds, 4)}
+        return {} if seconds is None else {CORES: round(seconds, 4)}
 
 
 class NoSandbox:
@@ -71,7 +71,7 @@ async def open_executor(settings: CpuManagerSettings, cores: frozenset[int]) -> 
         sandbox = await LocalSandbox.create(rung=rung)
     except NoSandboxError as error:
         _log.error("no_sandbox", reason=str(error))
-        harmless = {kind: grader for kind, grader in build_graders({}).items() if kind in NEEDS_NO_CORE}
+        harmless = {kind: grader for kind, grader in build_graders({}).items() if PLAIN[kind].requirement is None}
         yield NodeExecutor(NoSandbox(str(error)), harmless, {"sandbox": f"none: {error}"})
         return
     try:

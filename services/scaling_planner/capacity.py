@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from shared.messages.environments import HELD
+from shared.kinds.registry import all_kinds
 from shared.messages.nodes import Bye, Heartbeat, Hello
 from shared.policy.scaling.stimuli import NodesChanged
 from shared.runtime.units import Seconds
@@ -56,10 +56,11 @@ class Capacity:
         Resources that environments hold are no pools: no work queues for them, and they are not scaled.
         """
         pools: dict[str, int] = {}
+        held = all_kinds().held
         for hello in self._hellos.values():
             alive = self._is_alive(hello.node, now)
             for resource, units in hello.capacity.items():
-                if resource in HELD:
+                if resource in held:
                     continue
                 pool = f"{resource}@{hello.node_class}"
                 pools[pool] = pools.get(pool, 0) + (units if alive else 0)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from shared.api.elasticity import Duration, Name, Scaling, Units
+from shared.kinds.formulation import Duration, Name, Scaling, Units
 from shared.policy.model.formulation import EndedAs
 
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]

@@ -9,10 +9,11 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from shared.api.elasticity import MOST_DURATION_S, MOST_UNITS, Formulation, formulated
-from shared.api.plain import check_plain
-from shared.messages.kinds import KINDS, default_units, pool_of
-from shared.runtime.errors import SHOWN_CHARS
+from shared.kinds.formulation import MOST_DURATION_S, MOST_UNITS
+from shared.kinds.plain import check_plain
+from shared.kinds.registry import all_kinds
+from shared.kinds.spec import KindSpec
+from shared.kinds.staging import StageForm
 from shared.runtime.patterns import NAME
 from shared.runtime.validation import FORM, UNKNOWN_FIELD, explain, unknown_field
 
@@ -107,11 +108,15 @@ Scaling = Annotated[
 ]
 
 
+def _list_kinds(schema: dict[str, Any]) -> None:
+    schema["enum"] = list(all_kinds().plain)
+
+
 class StageTemplate(Model):
     """One step of a workflow: the action for each request, and its resources."""
 
     name: Name
-    kind: Annotated[str, Field(json_schema_extra={"enum": list(KINDS)})]
+    kind: Annotated[str, Field(json_schema_extra=_list_kinds)]
     """Action kind: code.run, code.asserts, code.stdio, math.verify, answer.match, python.function, sleep, noop."""
     params: dict[str, Any] = {}
     """Parameters of all requests. A request's own parameters override them."""
@@ -138,45 +143,47 @@ class StageTemplate(Model):
     """C_j: cost of one worker of this stage, in any unit common to the workflow."""
 
     @property
+    def spec(self) -> KindSpec:
+        """Declaration of its kind."""
+        return all_kinds().kind(self.kind)
+
+    @property
     def fields(self) -> frozenset[str]:
         """Parameters of its kind."""
-        return frozenset(KINDS[self.kind].__struct_fields__)
+        return frozenset(self.spec.fields)
 
     @property
-    def formulation(self) -> Formulation:
-        """Cost and elasticity."""
-        units = self.units if self.units is not None else default_units(self.kind)
+    def form(self) -> StageForm:
+        """Pool, cost and elasticity."""
         scaling = self.elasticity if isinstance(self.elasticity, dict) else self.elasticity.model_dump()
-        return formulated(units, scaling, self.pool)
-
-    @property
-    def cost(self) -> dict[str, tuple[int, int]]:
-        """Resource -> (fewest, most) units."""
-        return self.formulation.cost
+        return StageForm.of(self.spec, self.units, scaling, self.node_class)
 
     @property
     def pool(self) -> str:
         """Pool in which its actions queue, `<resource>@<node class>`."""
-        return pool_of(self.units if self.units is not None else default_units(self.kind), self.node_class)
+        return self.form.pool
+
+    @property
+    def cost(self) -> dict[str, tuple[int, int]]:
+        """Resource -> (fewest, most) units."""
+        return self.form.formulation.cost
 
     def merged(self, given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         """Return the template's parameters, overridden by `given` (those that its kind has), then by `own`."""
-        fields = self.fields
+        fields = self.spec.fields
         return {**self.params, **{name: value for name, value in given.items() if name in fields}, **own}
 
     @model_validator(mode="after")
     def _known(self) -> StageTemplate:
-        if self.kind not in KINDS:
-            raise ValueError(f"unknown kind {self.kind[:SHOWN_CHARS]!r}; there are {', '.join(KINDS)}")
-        known = KINDS[self.kind].__struct_fields__
-        if unknown := self.params.keys() - set(known):
-            raise ValueError(f"params of {self.kind}: {unknown_field(min(unknown), known)}")
-        self._check_params()
-        _ = self.formulation  # raises if it is invalid
+        spec = self.spec  # raises if there is no such kind
+        if unknown := self.params.keys() - set(spec.fields):
+            raise ValueError(f"params of {self.kind}: {unknown_field(min(unknown), spec.fields)}")
+        self._check_params(spec)
+        _ = self.form  # raises if it is invalid
         return self
 
-    def _check_params(self) -> None:
-        types = get_type_hints(KINDS[self.kind], include_extras=True)
+    def _check_params(self, spec: KindSpec) -> None:
+        types = get_type_hints(spec.params, include_extras=True)
         for name, value in self.params.items():
             check_plain(value, f"params.{name}")
             try:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from shared.api.elasticity import Duration, Name, Scaling, Units
 from shared.api.requests import Closed, RequestId
+from shared.kinds.formulation import Duration, Name, Scaling, Units
 from shared.messages.environments import EnvironmentSpec
 
 Group = Annotated[str, msgspec.Meta(max_length=200)]

@@ -23,7 +23,7 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     name: str
     kind: str
-    """Action kind (shared.messages.kinds)."""
+    """Action kind (`shared.kinds`)."""
     pool: str
     """Pool of its units: `<resource>@<node class>`."""
     cost: dict[str, tuple[int, int]]

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import msgspec
 
 from shared.messages.base import Message, Topic
-from shared.policy.resources.resource import ResourceSpec, Specs, lasting, least_load
 from shared.runtime.patterns import IMAGE, SESSION, VARIABLE, WITHOUT_NUL, whole
 
 LOCAL = "local"
@@ -20,20 +19,6 @@ MOST_SETUP = 64
 MOST_VARIABLES = 256
 MOST_LIVES_S = 86_400.0
 MOST_VALUE = 65_536
-
-MEMORY = "memory_mb"
-"""Memory of environments, MB."""
-STARTS = "starts"
-"""Environments that a node creates at once, apart from cores."""
-RESOURCES: Specs = {
-    MEMORY: ResourceSpec("environment", shortage="the memory for environments is taken", score=least_load),
-    STARTS: ResourceSpec(
-        "creation", unlimited=True, shortage="the limit of concurrent environment starts is reached", score=least_load
-    ),
-}
-"""Resources that are no plain counts held by actions, and their properties: the one place that declares them."""
-HELD = frozenset(name for name, spec in RESOURCES.items() if spec.held_by != "action")
-"""Resources that environments hold, and never an action alone. No pool counts them."""
 
 Image = Annotated[str, msgspec.Meta(max_length=256, pattern=whole(IMAGE))]
 Lives = Annotated[float, msgspec.Meta(gt=0, le=MOST_LIVES_S)]
@@ -71,16 +56,6 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Seconds after its last action until it ends."""
     lifetime_s: Lives = 21_600.0
     """Seconds after its first action until it ends, also while it is used."""
-
-
-def held_units(spec: EnvironmentSpec) -> dict[str, int]:
-    """Units that an environment holds of its node while it is created."""
-    return {MEMORY: spec.memory_mb, STARTS: 1}
-
-
-def lasting_units(spec: EnvironmentSpec) -> dict[str, int]:
-    """Units that an environment holds of its node to its end. They are stored with its placement for a new leader."""
-    return lasting(RESOURCES, held_units(spec))
 
 
 Encoding = Literal["utf-8", "base64"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
+from tests.architecture.executors import declarations_import_only_shared, resources_are_named_by_their_executors
 from tests.architecture.layers import layers_are_kept
 from tests.architecture.source import Finding, Module, dotted
 
@@ -117,6 +118,8 @@ RULES: tuple[Rule, ...] = (
     files_are_short,
     files_have_names,
     importing_does_nothing,
+    resources_are_named_by_their_executors,
+    declarations_import_only_shared,
 )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.executors import MAY_NAME, named_resources
 from tests.architecture.rules import RULES, Rule
 from tests.architecture.source import modules
 
@@ -23,3 +24,9 @@ def test_the_rules_see_the_tree() -> None:
     """A rule over no files would keep itself."""
     seen = {module.path for module in TREE}
     assert {"shared/policy/dispatch/dispatcher.py", "services/proxy/leader/leader.py", "treadle/cli/main.py"} <= seen
+
+
+def test_every_module_that_may_name_a_resource_names_one() -> None:
+    """An exception that nothing needs would hide the next name."""
+    found = {module.path for module in TREE if any(named_resources(module))}
+    assert set(MAY_NAME) <= found

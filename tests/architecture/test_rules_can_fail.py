@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.architecture import rules
+from tests.architecture import executors, rules
 from tests.architecture.layers import layers_are_kept
 from tests.architecture.rules import MOST_LINES, RULES, Rule
 from tests.architecture.source import modules
@@ -104,6 +104,34 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
     (rules.files_are_short, "services/proxy/long.py", "x = 1\n" * (MOST_LINES + 1), [MOST_LINES + 1]),
     (rules.files_have_names, "services/proxy/utils.py", "", [1]),
     (rules.files_have_names, "shared/common.py", "", [1]),
+    (
+        executors.resources_are_named_by_their_executors,
+        "services/proxy/leader/requests.py",
+        """\
+        units = {"cores": 1}
+        pool = f"slots@{node_class}"
+        default = "cores@any"
+        text = "it needs cores"
+        name = spec.resources[0]
+        memory = found.get("memory_mb", 0)
+        """,
+        [1, 2, 3, 6],
+    ),
+    (executors.resources_are_named_by_their_executors, "services/cpu_manager/cores.py", 'units = {"cores": 1}\n', []),
+    (
+        executors.declarations_import_only_shared,
+        "services/gpu_manager/kinds.py",
+        """\
+        from __future__ import annotations
+        import msgspec
+        from shared.kinds.spec import KindSpec
+        from services.gpu_manager.settings import GpuManagerSettings
+        import torch
+        from shared.bus import functions
+        """,
+        [4, 5, 6],
+    ),
+    (executors.declarations_import_only_shared, "services/gpu_manager/deep/kinds.py", "import torch\n", []),
     (
         rules.importing_does_nothing,
         "services/proxy/app.py",

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -20,9 +21,9 @@ from services.cpu_manager.environments.agent.archives import pack
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.local.runtime import LocalRuntime
 from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, Environment, Runtime
+from services.cpu_manager.kinds import IN_ENVIRONMENTS
 from services.cpu_manager.sandbox.local import LocalSandbox
 from shared.messages.environments import LOCAL, EnvironmentSpec
-from shared.messages.kinds import ENVIRONMENT_KINDS
 from treadle.testing.small_image import small_image
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -76,7 +77,9 @@ def _spec(image: str, **more: Any) -> EnvironmentSpec:
 
 async def act(environment: Environment, kind: str, timeout_s: float = 20.0, **params: Any) -> ActEnd:
     name = f"env.{kind}"
-    return await environment.act(name, ENVIRONMENT_KINDS[name](**params), frozenset(CORES[:1]), timeout_s)
+    return await environment.act(
+        name, msgspec.convert(params, IN_ENVIRONMENTS[name].params), frozenset(CORES[:1]), timeout_s
+    )
 
 
 def exec_result(code: int | None, stdout: str = "", stderr: str = "", **more: Any) -> dict[str, Any]:

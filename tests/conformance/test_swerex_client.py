@@ -11,8 +11,8 @@ from swerex.runtime.abstract import BashInterruptAction, CloseBashSessionRequest
 from swerex.runtime.remote import RemoteRuntime
 
 from services.cpu_manager.environments.dop import with_dop
+from services.cpu_manager.kinds import IN_ENVIRONMENTS, EnvBash, EnvExec
 from shared.bus.connection import command, connect
-from shared.messages.kinds import ENVIRONMENT_KINDS, EnvBash, EnvExec
 from tests.conformance.swerex_server import SwerexTrajectory, serving_swerex
 
 
@@ -201,7 +201,7 @@ async def test_braces_of_the_caller_are_kept(shell: SwerexTrajectory) -> None:
     await shell.run("echo '{dop}'")
     await shell.client.execute(Command(command=["echo", "{dop}"]))
 
-    kinds = [(grant, ENVIRONMENT_KINDS[grant.work]) for grant in shell.node.granted[1:]]
+    kinds = [(grant, IN_ENVIRONMENTS[grant.work].params) for grant in shell.node.granted[1:]]
     assert [with_dop(msgspec.json.decode(grant.params, type=kind), 1) for grant, kind in kinds] == [
         EnvBash(line="echo '{dop}'", literal=True, output_bytes=4 << 20),
         EnvExec(argv=["echo", "{dop}"], env={"TREADLE_DOP": "1"}, literal=True, output_bytes=4 << 20),

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from shared.api.tasks import StageTemplate, Task
-from shared.messages.kinds import KINDS
 from treadle.grading.agreement import expectations
 from treadle.grading.format import Complaint, Expected, GradingFile, GradingLine, explain
 
@@ -60,7 +59,7 @@ def check_lines(lines: Iterable[tuple[int, GradingLine]], stages: Sequence[Stage
 
 
 def _check(line: GradingLine, stages: Sequence[StageTemplate]) -> Iterator[tuple[str, str]]:
-    known = {name for stage in stages for name in KINDS[stage.kind].__struct_fields__}
+    known = {name for stage in stages for name in stage.spec.fields}
     for name in sorted(line.params.keys() - known):
         yield f"params.{name}", f"no stage has this parameter; there are {', '.join(sorted(known))}"
     for name in sorted(line.stage_params.keys() - {stage.name for stage in stages}):
@@ -72,7 +71,7 @@ def _check(line: GradingLine, stages: Sequence[StageTemplate]) -> Iterator[tuple
 
 
 def _parameter_error(line: GradingLine, stage: StageTemplate) -> tuple[str, str] | None:
-    kind = KINDS[stage.kind]
+    kind = stage.spec.params
     own = line.stage_params.get(stage.name, {})
     try:
         msgspec.convert(stage.merged(line.params, own), kind)

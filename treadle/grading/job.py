@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.api.tasks import StageTemplate, Task
-from shared.messages.kinds import KINDS
+from shared.kinds.registry import all_kinds
 from shared.runtime.units import Seconds
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.errors import NotFound
@@ -50,8 +50,7 @@ def workflow_of(kind: str) -> Task:
     Raises:
         ValueError: there is no such kind.
     """
-    if kind not in KINDS:
-        raise ValueError(f"there is no kind {kind!r}; there are {', '.join(KINDS)}")
+    all_kinds().kind(kind)  # raises if there is none
     return Task(stages=[StageTemplate(name="run", kind=kind, timeout_s=STAGE_LIMIT_S)])
 
 

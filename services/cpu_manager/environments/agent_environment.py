@@ -11,8 +11,9 @@ import msgspec
 from services.cpu_manager.environments.channel import AgentChannel, Broken
 from services.cpu_manager.environments.handles import EnvironmentHandle, EnvironmentUsage, Gone
 from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, RuntimeUnavailable
+from services.cpu_manager.kinds import EnvBash
+from shared.kinds.spec import Params
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.kinds import EnvBash, Params
 from shared.runtime import log
 from shared.runtime.units import Seconds
 

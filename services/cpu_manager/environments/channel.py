@@ -20,7 +20,7 @@ import msgspec
 from services.cpu_manager.environments.agent import wire
 from services.cpu_manager.environments.protocol import ActEnd
 from services.cpu_manager.environments.requests import request_of
-from shared.messages.kinds import Params
+from shared.kinds.spec import Params
 
 OUTPUT_BYTES: Final = 8 << 20
 """Default limit for a file or an archive that is sent back."""

@@ -26,7 +26,8 @@ from typing import Final
 import msgspec
 
 from services.cpu_manager.environments import xdist_probe
-from shared.messages.kinds import PLACE, EnvBash, EnvExec, Params
+from services.cpu_manager.kinds import EnvBash, EnvExec
+from shared.kinds.spec import PLACE, Params
 
 VARIABLE: Final = "TREADLE_DOP"
 

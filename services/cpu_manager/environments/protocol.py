@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from shared.kinds.spec import Params
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.kinds import Params
 
 ActEndedBy = Literal["done", "wall-limit", "refused", "lost"]
 """`done`: it ran to its end, or failed for a reason of its own (no such file). `wall-limit`: its processes were killed
@@ -51,7 +51,7 @@ class Environment(Protocol):
         ...
 
     async def act(self, kind: str, params: Params, cores: frozenset[int], timeout_s: float) -> ActEnd:
-        """Thaw it on exactly these cores, execute one action (`shared.messages.kinds.ENVIRONMENT_KINDS`), freeze it.
+        """Thaw it on exactly these cores, execute one action (`services.cpu_manager.kinds`), freeze it.
 
         `params` are filled in (they contain no `{dop}`). When it returns or raises, no process of the environment has a
         core. If it is cancelled, the action's foreground processes are ended first.

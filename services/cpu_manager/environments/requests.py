@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from services.cpu_manager.kinds import EnvBash, EnvDownload, EnvExec, EnvList, EnvRead, EnvUpload, EnvWrite
+from shared.kinds.spec import Params
 from shared.messages.environments import Encoding
-from shared.messages.kinds import EnvBash, EnvDownload, EnvExec, EnvList, EnvRead, EnvUpload, EnvWrite, Params
 
 _OPS: Final = {
     "env.exec": "exec",

@@ -14,9 +14,9 @@ from services.cpu_manager.graders.harness_report import new_nonce, pack, unpack
 from services.cpu_manager.graders.normalise import normal_form
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.verdicts import charged, lost, refused, verdict_of_end
+from services.cpu_manager.kinds import AnswerMatch
 from services.cpu_manager.sandbox.harnesses.function import BEGUN
 from services.cpu_manager.sandbox.protocol import Limits, PythonJob
-from shared.messages.kinds import AnswerMatch
 from shared.policy.model.results import Evidence
 
 EXTRACT_S: Final = 5.0
@@ -46,7 +46,6 @@ class AnswerMatchGrader:
 
     kind = "answer.match"
     params = AnswerMatch
-    repeatable = True
     evidence: Evidence = "separate"
 
     async def grade(self, params: AnswerMatch, context: GradingContext) -> Verdict:

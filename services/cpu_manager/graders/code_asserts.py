@@ -31,8 +31,8 @@ from services.cpu_manager.graders.verdicts import (
     verdict_of_end,
     wrong,
 )
+from services.cpu_manager.kinds import CodeAsserts
 from services.cpu_manager.sandbox.protocol import Exit, PythonJob
-from shared.messages.kinds import CodeAsserts
 from shared.policy.model.results import Evidence
 
 _INLINE_BYTES: Final = 16 << 10
@@ -44,7 +44,6 @@ class CodeAssertsGrader:
 
     kind = "code.asserts"
     params = CodeAsserts
-    repeatable = True
     evidence: Evidence = "in-process"
 
     def __init__(self) -> None:

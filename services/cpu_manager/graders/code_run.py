@@ -16,8 +16,8 @@ from services.cpu_manager.graders.compile_cache import Compiled
 from services.cpu_manager.graders.programs import Builder, LanguageMissingError, Program, limits_of
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.verdicts import ERROR_CLASSES, LOST, TIMED_OUT, charged, lost, refused
+from services.cpu_manager.kinds import CodeRun
 from services.cpu_manager.sandbox.protocol import Exit, names_a_file
-from shared.messages.kinds import CodeRun
 from shared.policy.model.results import Evidence
 
 SKIPPED_NAME: Final = "IGNORE_THIS_FILE"
@@ -31,7 +31,6 @@ class CodeRunGrader:
 
     kind = "code.run"
     params = CodeRun
-    repeatable = True
     evidence: Evidence = ""
 
     def __init__(self, builder: Builder) -> None:

@@ -30,8 +30,8 @@ from services.cpu_manager.graders.verdicts import (
     verdict_of_end,
     wrong,
 )
+from services.cpu_manager.kinds import CodeStdio, StdioTest
 from services.cpu_manager.sandbox.protocol import Exit, Limits
-from shared.messages.kinds import CodeStdio, StdioTest
 from shared.policy.model.results import Evidence
 
 TEST_TAIL_CHARS: Final = 400
@@ -54,7 +54,6 @@ class CodeStdioGrader:
 
     kind = "code.stdio"
     params = CodeStdio
-    repeatable = True
     evidence: Evidence = "separate"
 
     def __init__(self, builder: Builder) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
-from shared.messages.kinds import Noop, Sleep
+from services.cpu_manager.kinds import Noop, Sleep
 from shared.policy.model.results import Evidence
 
 
@@ -14,7 +14,6 @@ class NoopGrader:
 
     kind = "noop"
     params = Noop
-    repeatable = True
     evidence: Evidence = ""
 
     async def grade(self, params: Noop, context: GradingContext) -> Verdict:
@@ -28,7 +27,6 @@ class SleepGrader:
 
     kind = "sleep"
     params = Sleep
-    repeatable = True
     evidence: Evidence = ""
 
     async def grade(self, params: Sleep, context: GradingContext) -> Verdict:

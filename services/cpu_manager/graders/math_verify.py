@@ -11,8 +11,8 @@ from typing import Final
 from services.cpu_manager.graders.harness_report import new_nonce, pack, unpack
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.verdicts import charged, how_it_ended, refused, tail, verdict_of_end, wrong
+from services.cpu_manager.kinds import MathVerify
 from services.cpu_manager.sandbox.protocol import Exit, Limits, PythonJob
-from shared.messages.kinds import MathVerify
 from shared.policy.model.results import Evidence
 
 MEMORY_BYTES: Final = 1 << 30
@@ -24,7 +24,6 @@ class MathVerifyGrader:
 
     kind = "math.verify"
     params = MathVerify
-    repeatable = True
     evidence: Evidence = "separate"
 
     async def grade(self, params: MathVerify, context: GradingContext) -> Verdict:

@@ -54,12 +54,10 @@ class GradingContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grader(Protocol, Generic[P_contra]):
-    """One action kind. `params` is a msgspec Struct type; the REST edge rejects requests with unknown fields."""
+    """One action kind of `services.cpu_manager.kinds`. `params` is the type of its parameters."""
 
     kind: str
     params: type[Any]
-    repeatable: bool
-    """True if running it twice changes nothing outside. Programs in a sandbox leave nothing, so it is true for them."""
     evidence: Evidence
     """Evidence of every verdict of this kind that has none itself."""
 

@@ -23,9 +23,9 @@ from services.cpu_manager.graders.harness_report import HarnessReport, new_nonce
 from services.cpu_manager.graders.programs import limits_of
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.verdicts import ERROR_CLASSES, charged, how_it_ended, refused, tail, verdict_of_end
+from services.cpu_manager.kinds import PythonFunction
 from services.cpu_manager.sandbox.harnesses.function import BEGUN
 from services.cpu_manager.sandbox.protocol import Exit, PythonJob
-from shared.messages.kinds import PythonFunction
 from shared.policy.model.results import Evidence
 
 
@@ -34,7 +34,6 @@ class PythonFunctionGrader:
 
     kind = "python.function"
     params = PythonFunction
-    repeatable = True
     evidence: Evidence = "in-process"
 
     async def grade(self, params: PythonFunction, context: GradingContext) -> Verdict:

@@ -1,4 +1,4 @@
-"""Every kind's grader, by name."""
+"""Every declared kind's grader, by name."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from services.cpu_manager.graders.math_verify import MathVerifyGrader
 from services.cpu_manager.graders.programs import Builder
 from services.cpu_manager.graders.protocol import Grader
 from services.cpu_manager.graders.python_function import PythonFunctionGrader
+from services.cpu_manager.kinds import PLAIN
 from services.cpu_manager.sandbox.languages import LanguageInfo
 
 
@@ -39,4 +40,5 @@ def build_graders(
         AnswerMatchGrader(),
         PythonFunctionGrader(),
     ]
-    return MappingProxyType({grader.kind: grader for grader in graders})
+    by_kind = {grader.kind: grader for grader in graders}
+    return MappingProxyType({kind: by_kind[kind] for kind in PLAIN})

@@ -15,8 +15,8 @@ from services.proxy.state import CurrentState, ProxyState
 from shared.api.mesh import HealthView, NodeList, NodeState, NodeView, PlanList, PlanView, PoolList, PoolView
 from shared.bus.connection import command
 from shared.bus.nodes import StoredHello, read_hellos
+from shared.kinds.registry import all_kinds
 from shared.messages.base import Topic
-from shared.messages.environments import HELD
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TARGETS, TargetSet
 from shared.policy.dispatch.backlog import PoolBacklog, lacking
@@ -124,7 +124,7 @@ def _pool(
     """
     capacity = {node.name: node.capacity[resource] for resource, node in members}
     reason = "no plan yet: everything is owned" if members else "no node is in this pool"
-    if members and backlog.name.partition("@")[0] in HELD:  # the planner publishes no targets for it
+    if members and backlog.name.partition("@")[0] in all_kinds().held:  # the planner publishes no targets for it
         reason = "not planned: nodes offer all they have"
     if target is not None and silent:
         reason = (

@@ -8,6 +8,7 @@ continues for a minute, and the retry joins it. An infrastructure failure is 504
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -21,13 +22,17 @@ from services.proxy.records.intake import digest_of
 from services.proxy.state import DEFAULT_TENANT
 from shared.api.requests import Act
 from shared.bus.connection import TRANSIENT
-from shared.messages.actions import ActionSubmitted, StageWork
-from shared.messages.kinds import MOST_FETCHED, MOST_FILES, CodeRun, default_units, pool_of
+from shared.kinds.registry import all_kinds
+from shared.kinds.spec import Params
+from shared.kinds.staging import StageForm
+from shared.messages.actions import ActionSubmitted
 from shared.runtime.errors import SHOWN_CHARS, BadRequest, DeadlineMissed, Overloaded, Unavailable
 from shared.runtime.patterns import NAME, WORDS, is_name
 from shared.runtime.validation import decoded
 
 _encoder = msgspec.json.Encoder()
+MOST_FILES, MOST_FETCHED = 4096, 1024
+"""Bounds of `files` and `fetch_files`, as the kind `code.run` has them."""
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
 
@@ -151,7 +156,9 @@ async def _answer_of(call: Call, submitted: ActionSubmitted, joined: str | None)
 
 def _submission(tenant: str, task: str, request: RunCode, budget_s: float, join_s: float) -> ActionSubmitted:
     memory = request.memory_limit_MB
-    params = CodeRun(
+    form = StageForm.of(all_kinds().kind("code.run"))
+    make: Callable[..., Params] = form.spec.params
+    params = make(
         code=request.code,
         language=request.language,
         stdin=request.stdin,
@@ -161,15 +168,7 @@ def _submission(tenant: str, task: str, request: RunCode, budget_s: float, join_
         run_timeout_s=request.run_timeout,
         memory_mb=None if memory <= 0 else min(max(memory, 16), 65536),
     )
-    units = default_units("code.run")
-    stage = StageWork(
-        name="run",
-        kind="code.run",
-        pool=pool_of(units, "default"),
-        cost={name: (count, count) for name, count in units.items()},
-        timeout_s=request.compile_timeout + request.run_timeout,
-        params=_encoder.encode(params),
-    )
+    stage = form.stage(_encoder.encode(params), timeout_s=request.compile_timeout + request.run_timeout)
     return ActionSubmitted(
         action=random_id(),
         tenant=tenant,

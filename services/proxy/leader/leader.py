@@ -29,9 +29,10 @@ from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import StoredPlacement, pack
+from shared.kinds.registry import all_kinds
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested, UnreadableEntry
 from shared.messages.batches import BATCHES
-from shared.messages.environments import TRAJECTORIES, lasting_units
+from shared.messages.environments import TRAJECTORIES
 from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES
@@ -263,7 +264,7 @@ class Leader:
         payload = topic.encode(to_granted(self._epoch, grant, submitted))
         granting = Granting(topic.name, payload, grant.action, f"{grant.attempt}:{grant.node}")
         if grant.begins and submitted.environment is not None:
-            placement = StoredPlacement(grant.node, lasting_units(submitted.environment))
+            placement = StoredPlacement(grant.node, all_kinds().lasting_units(submitted.environment))
             granting = granting._replace(trajectory=submitted.trajectory, placement=pack(placement))
         self._interpreter.put(granting)
 

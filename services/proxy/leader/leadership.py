@@ -20,8 +20,8 @@ from shared.bus.connection import TRANSIENT, ValkeyClock, command
 from shared.bus.functions import Answering, Deposed
 from shared.bus.nodes import expire_hellos
 from shared.bus.tail import Tail
+from shared.kinds.registry import all_kinds
 from shared.messages.actions import ActionSubmitted
-from shared.messages.environments import RESOURCES
 from shared.messages.outcomes import ANSWERED, OUTCOMES
 from shared.messages.targets import PLANNER_LEASE
 from shared.policy.dispatch.config import DispatchConfig
@@ -83,7 +83,7 @@ class Leadership:
         settings = self._settings
         interpreter = Interpreter(self._redis, epoch, self._answered, keep_batch_s=settings.keep_batch_s)
         config = DispatchConfig(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
-        dispatcher = Dispatcher(config, RESOURCES)
+        dispatcher = Dispatcher(config, all_kinds().resources)
         leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s)
         renewing = asyncio.create_task(self._renew(epoch, interpreter), name="lease")
         tasks = [renewing]

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from services.proxy.leader.requests import runtime_kind
 from shared.api.images import familiar
 from shared.bus.tail import Entry
+from shared.kinds.registry import all_kinds
 from shared.messages.batches import BatchEnded
-from shared.messages.environments import LOCAL, MEMORY, EnvironmentsExpected
+from shared.messages.environments import LOCAL, EnvironmentsExpected
 from shared.messages.outcomes import EnvironmentCreated, EnvironmentEnded, ImagesChanged, InventoryTaken, Started
 from shared.messages.targets import CompletionExpected, TargetSet
 from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.model.reports import HeldGrant
+from shared.policy.resources.resource import lasting
 from shared.runtime.units import Seconds
 
 HINT_FRESH_S: Final[Seconds] = 60.0
@@ -42,7 +43,7 @@ def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
         case CompletionExpected() as one:
             yield stimuli.EstimateReceived(one.batch, one.at)
         case EnvironmentsExpected() as one if now - entry.at <= HINT_FRESH_S:
-            yield to_foreseen(one)
+            yield from to_foreseen(one)
 
 
 def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
@@ -52,7 +53,10 @@ def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
     return stimuli.InventoryReported(taken.node, taken.incarnation, held, environments)
 
 
-def to_foreseen(expected: EnvironmentsExpected) -> stimuli.ImagesForeseen:
-    """Convert a hint: its images that may have to be pulled."""
-    images = tuple(familiar(image) for image in expected.images if image != LOCAL)
-    return stimuli.ImagesForeseen(images, expected.node_class, runtime_kind("docker"), {MEMORY: expected.memory_mb})
+def to_foreseen(expected: EnvironmentsExpected) -> Iterator[stimuli.ImagesForeseen]:
+    """Convert a hint: its images that may have to be pulled, for each runtime."""
+    kinds, images = all_kinds(), tuple(familiar(image) for image in expected.images if image != LOCAL)
+    for runtime in kinds.runtimes:
+        if runtime.images and images:
+            units = lasting(kinds.resources, runtime.units(expected))
+            yield stimuli.ImagesForeseen(images, expected.node_class, runtime.kind, units)

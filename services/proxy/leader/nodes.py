@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import Any
 
-from services.proxy.leader.requests import runtime_kind
 from shared.bus.nodes import MOST_NODES
 from shared.bus.tail import Entry
+from shared.kinds.registry import all_kinds
+from shared.kinds.spec import runtime_kind
 from shared.messages.base import Topic
-from shared.messages.environments import RESOURCES
 from shared.messages.grants import Grant, grants_topic
 from shared.messages.nodes import Bye, Heartbeat, Hello
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -77,7 +77,8 @@ class NodeRegistry:
 
 
 def _joined(hello: Hello) -> NodeJoined:
-    limitless = {name: UNLIMITED for name, spec in RESOURCES.items() if spec.unlimited and hello.runtimes}
+    resources = all_kinds().resources
+    limitless = {name: UNLIMITED for name, spec in resources.items() if spec.unlimited and hello.runtimes}
     capacity = {**limitless, **hello.capacity}
     return NodeJoined(
         hello.node, hello.incarnation, hello.node_class, capacity, _kinds(hello), frozenset(hello.prefetches)

@@ -6,8 +6,8 @@ import math
 
 from shared.api.images import familiar
 from shared.bus.tail import Entry
+from shared.kinds.registry import all_kinds
 from shared.messages.actions import ActionSubmitted, StageWork
-from shared.messages.environments import LOCAL, held_units
 from shared.messages.grants import Granted
 from shared.messages.outcomes import Finished
 from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity
@@ -25,11 +25,6 @@ def arrival_of(entry: str) -> tuple[int, int]:
 MOST_UNITS = 1 << 20
 MOST_AMOUNTS = 1024
 """Most amounts of one resource that one action may be granted."""
-
-
-def runtime_kind(runtime: str) -> str:
-    """Kind that a node offers if it creates environments with this runtime, beside the action kinds it executes."""
-    return f"runtime.{runtime}"
 
 
 def to_work(stage: StageWork) -> Work:
@@ -54,10 +49,9 @@ def to_need(submitted: ActionSubmitted) -> EnvironmentNeed | None:
     spec = submitted.environment
     if spec is None:
         return None
-    units = held_units(spec)
-    if spec.image == LOCAL:
-        return EnvironmentNeed(submitted.trajectory, runtime_kind("local"), units)
-    return EnvironmentNeed(submitted.trajectory, runtime_kind("docker"), units, familiar(spec.image))
+    runtime = all_kinds().runtime(spec.image)
+    image = familiar(spec.image) if runtime.images else ""
+    return EnvironmentNeed(submitted.trajectory, runtime.kind, runtime.units(spec), image)
 
 
 def unschedulable(submitted: ActionSubmitted) -> str:
@@ -80,6 +74,8 @@ def unschedulable(submitted: ActionSubmitted) -> str:
         return "an action of a trajectory, and no other, names its environment"
     if submitted.trajectory and len(submitted.stages) != 1:
         return f"an action of a trajectory has one stage, not {len(submitted.stages)}"
+    if submitted.environment is not None and not all_kinds().can_create(submitted.environment.image):
+        return f"no service declares a runtime for the image {submitted.environment.image!r}"
     if not (math.isfinite(submitted.budget_s) and math.isfinite(submitted.priority)):
         return f"its budget ({submitted.budget_s}) or priority ({submitted.priority}) is not finite"
     return ""

@@ -8,19 +8,17 @@ from typing import Any
 
 import msgspec
 
-from shared.api.elasticity import Formulation, formulated
-from shared.api.plain import check_plain
 from shared.api.requests import ActionRequest
 from shared.api.tasks import StageTemplate, Task
+from shared.kinds.registry import UnknownKind, all_kinds
+from shared.kinds.staging import StageForm, check_free_form, single_stage
 from shared.messages.actions import StageWork
 from shared.messages.batches import StagePlan
-from shared.messages.kinds import FREE_FORM, KINDS, Params, default_units, needs_core, pool_of
 from shared.runtime.errors import SHOWN_CHARS, BadRequest
 from shared.runtime.validation import decoded, explain
 
 _encoder = msgspec.json.Encoder()
 _object = msgspec.json.Decoder(dict[str, Any])
-_decoders = {kind: msgspec.json.Decoder(params) for kind, params in KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,60 +26,53 @@ class PreparedStage:
     """One stage, ready for a request's parameters."""
 
     template: StageTemplate
-    params: type[Params]
+    form: StageForm
     fields: frozenset[str]
-    formulation: Formulation
-    pool: str
 
     @classmethod
     def of(cls, template: StageTemplate) -> PreparedStage:
-        return cls(template, KINDS[template.kind], template.fields, template.formulation, template.pool)
+        return cls(template, template.form, template.fields)
 
     def plan(self) -> StagePlan:
         """Return the stage's description for the planner."""
-        fewest, _ = self.formulation.cost.get(self.pool.partition("@")[0], (0, 0))
         return StagePlan(
             name=self.template.name,
-            pool=self.pool,
-            units=fewest,
+            pool=self.form.pool,
+            units=self.form.fewest,
             worker_cost=self.template.worker_cost,
             timeout_s=self.template.timeout_s,
         )
 
-    def check_core(self, params: Mapping[str, Any]) -> None:
+    def check_units(self, params: Mapping[str, Any]) -> None:
         """Reject a stage that nodes would always reject.
 
         Raises:
-            BadRequest: with these parameters it needs a core, and its units have none.
+            BadRequest: with these parameters its units do not suffice.
         """
-        cost = self.formulation.cost
-        if not _has_core(cost) and needs_core(self.template.kind, params):
-            raise _coreless(f"stage {self.template.name!r} ({self.template.kind})", cost)
+        try:
+            self.form.check_units(params, f"stage {self.template.name!r} ({self.template.kind})")
+        except ValueError as error:
+            raise BadRequest(what=str(error)) from error
 
     def fill(self, given: dict[str, Any], own: dict[str, Any]) -> StageWork:
         """Return this stage with a request's parameters over its template's.
 
         Raises:
-            BadRequest: a parameter is missing or invalid, or the stage needs a core and has none.
+            BadRequest: a parameter is missing or invalid, or its units do not suffice.
         """
-        merged = self.template.merged(given, own)
+        merged, spec = self.template.merged(given, own), self.form.spec
         try:
-            msgspec.convert(merged, self.params)
-            _check_free_form(merged)
+            msgspec.convert(merged, spec.params)
+            check_free_form(spec, merged)
         except ValueError as error:
-            why = explain(error, self.params) if isinstance(error, msgspec.ValidationError) else error
+            why = explain(error, spec.params) if isinstance(error, msgspec.ValidationError) else error
             raise BadRequest(what=f"params of stage {self.template.name!r} ({self.template.kind}): {why}") from error
-        self.check_core(merged)
-        return StageWork(
+        self.check_units(merged)
+        return self.form.stage(
+            _encoder.encode(merged),
             name=self.template.name,
-            kind=self.template.kind,
-            pool=self.pool,
-            cost=self.formulation.cost,
             timeout_s=self.template.timeout_s,
-            params=_encoder.encode(merged),
             timeout_score=self.template.timeout_score,
-            amounts=self.formulation.amounts,
-            elasticity=self.formulation.elasticity,
             duration_s=self.template.duration_s,
             error_score=self.template.error_score or 0.0,
             exception_score=self.template.exception_score,
@@ -107,10 +98,10 @@ class Workflow:
         """Check that nodes would accept its requests.
 
         Raises:
-            BadRequest: a stage needs a core and has none.
+            BadRequest: the units of a stage do not suffice.
         """
         for stage in self.stages:
-            stage.check_core(stage.template.params)
+            stage.check_units(stage.template.params)
 
     def resolve(self, params: msgspec.Raw, stage_params: dict[str, msgspec.Raw]) -> tuple[StageWork, ...]:
         """Return every stage with a request's parameters.
@@ -122,7 +113,7 @@ class Workflow:
         own = {name: _decode_object(raw, f"stage_params.{name[:SHOWN_CHARS]}") for name, raw in stage_params.items()}
         if unknown := given.keys() - frozenset[str]().union(*(stage.fields for stage in self.stages)):
             raise self._without(
-                "parameter", min(unknown), [name for stage in self.stages for name in stage.params.__struct_fields__]
+                "parameter", min(unknown), [name for stage in self.stages for name in stage.form.spec.fields]
             )
         if unknown := own.keys() - {stage.template.name for stage in self.stages}:
             raise self._without("stage", min(unknown), [stage.template.name for stage in self.stages])
@@ -137,51 +128,14 @@ def _decode_object(raw: msgspec.Raw, name: str) -> dict[str, Any]:
     return decoded(_object, raw, name)
 
 
-def _check_free_form(params: Mapping[str, Any]) -> None:
-    for name in FREE_FORM:
-        if name in params:
-            check_plain(params[name], name)
-
-
-def _has_core(cost: Mapping[str, tuple[int, int]]) -> bool:
-    return cost.get("cores", (0, 0))[0] > 0
-
-
-def _coreless(what: str, cost: Mapping[str, tuple[int, int]]) -> BadRequest:
-    units = {name: fewest for name, (fewest, _) in cost.items()}
-    return BadRequest(what=f"{what} runs in a sandbox and needs a core; its `units` are {units}")
-
-
 def plain_action(request: ActionRequest) -> StageWork:
     """Return the one stage of an action outside any batch.
 
     Raises:
-        BadRequest: unknown kind, or its parameters are invalid, or it needs a core and has none.
+        BadRequest: unknown kind, or its parameters are invalid, or it needs a unit that it does not have.
     """
-    decoder = _decoders.get(request.kind)
-    if decoder is None:
-        raise BadRequest(what=f"unknown kind {request.kind[:SHOWN_CHARS]!r}; there are {', '.join(KINDS)}")
-    params = decoded(decoder, request.params, f"params of {request.kind}")
     try:
-        _check_free_form({name: getattr(params, name, None) for name in FREE_FORM})
-    except ValueError as error:
-        raise BadRequest(what=f"params of {request.kind}: {error}") from error
-    units = request.units if request.units is not None else default_units(request.kind)
-    pool = pool_of(units, request.node_class)
-    try:
-        formulation = formulated(units, request.elasticity, pool)
-    except ValueError as error:
+        spec = all_kinds().kind(request.kind)
+    except UnknownKind as error:
         raise BadRequest(what=str(error)) from error
-    if not _has_core(formulation.cost) and needs_core(request.kind, msgspec.structs.asdict(params)):
-        raise _coreless(request.kind, formulation.cost)
-    return StageWork(
-        name="run",
-        kind=request.kind,
-        pool=pool,
-        cost=formulation.cost,
-        timeout_s=request.timeout_s,
-        params=bytes(request.params),
-        amounts=formulation.amounts,
-        elasticity=formulation.elasticity,
-        duration_s=request.duration_s,
-    )
+    return single_stage(spec, request, request.node_class)

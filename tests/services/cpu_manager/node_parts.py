@@ -19,9 +19,9 @@ from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.resource_usage import ResourceUsage
 from services.cpu_manager.sandbox.protocol import Exit, Job
+from shared.kinds.spec import Params as KindParams
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
-from shared.messages.kinds import Params as KindParams
 from shared.messages.outcomes import EnvironmentEnded, Finished, Outcome
 from shared.policy.model.results import Evidence
 from shared.policy.resources.cores import Topology
@@ -71,7 +71,6 @@ class ScriptedGrader:
 
     kind: str = "work"
     params: type[Any] = Params
-    repeatable: bool = True
     evidence: Evidence = ""
     act: Callable[[Params, GradingContext], Verdict] = lambda _, __: Verdict(status="ok", passed=True, score=1.0)
     waits: bool = False

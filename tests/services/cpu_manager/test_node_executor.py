@@ -9,7 +9,6 @@ from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.rungs import NoSandboxError
 from services.cpu_manager.settings import CpuManagerSettings
-from shared.messages.kinds import NEEDS_NO_CORE
 
 CORES = frozenset({0})
 
@@ -37,6 +36,6 @@ def no_rung(monkeypatch: pytest.MonkeyPatch) -> NoSandboxError:
 
 async def test_it_offers_only_kinds_without_programs_and_reports_the_reason(no_rung: NoSandboxError) -> None:
     async with open_executor(CpuManagerSettings.model_validate({}), CORES) as executor:
-        assert set(executor.graders) == NEEDS_NO_CORE
+        assert set(executor.graders) == {"noop", "sleep"}
         assert executor.labels == {"sandbox": f"none: {no_rung}"}
         assert isinstance(executor.sandbox, NoSandbox)

@@ -9,9 +9,9 @@ import pytest
 
 from services.cpu_manager.environments.dop import with_dop
 from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, RuntimeUnavailable
+from services.cpu_manager.kinds import EnvBash
 from services.cpu_manager.managed_environments import NONE_HERE
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.kinds import EnvBash
 from shared.messages.outcomes import EnvironmentHeld, Finished
 from shared.policy.model.results import AttemptResult
 from tests.services.cpu_manager.node_parts import NodeParts, grant, in_environment, turns

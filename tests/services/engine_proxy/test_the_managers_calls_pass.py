@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
+from services.cpu_manager.kinds import EnvBash, EnvRead, EnvWrite
 from services.engine_proxy.app import EngineProxy
 from services.engine_proxy.settings import EngineProxySettings
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.kinds import EnvBash, EnvRead, EnvWrite
 from treadle.testing.small_image import small_image
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]

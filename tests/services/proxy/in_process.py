@@ -18,12 +18,11 @@ import uvicorn
 from fastapi import FastAPI
 from redis.asyncio import Redis
 
+from services.cpu_manager.kinds import IN_ENVIRONMENTS, MEMORY
 from shared.bus.connection import command, connect
 from shared.bus.tail import Tail
 from shared.messages.base import Message, Topic
-from shared.messages.environments import MEMORY
 from shared.messages.grants import EnvironmentClosed, Granted, InventoryRequested, Revoked, grants_topic
-from shared.messages.kinds import ENVIRONMENT_KINDS
 from shared.messages.nodes import NODES, Heartbeat, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, EnvironmentHeld, Finished, GrantHeld, InventoryTaken
 from shared.policy.model.results import AttemptResult
@@ -140,7 +139,7 @@ class SimulatedNode:
 
 HELLO = Hello(
     node="n", incarnation="1", node_class="default", capacity={"cores": 4, MEMORY: 4096},
-    kinds=[*ENVIRONMENT_KINDS, "noop"], runtimes=["local"],
+    kinds=[*IN_ENVIRONMENTS, "noop"], runtimes=["local"],
 )  # fmt: skip
 
 

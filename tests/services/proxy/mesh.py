@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
+from services.cpu_manager.kinds import IN_ENVIRONMENTS, MEMORY, ONLY_LOOKS, RESOURCES
 from services.proxy.leader.interpreter import Discard, Forget, Interpreter, Write
 from services.proxy.leader.leader import Leader
 from shared.bus.connection import ValkeyClock
@@ -15,9 +16,8 @@ from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.tail import Entry
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.messages.base import Message, Topic
-from shared.messages.environments import MEMORY, RESOURCES, EnvironmentSpec
+from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Grant, Granted, grants_topic
-from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS
 from shared.messages.nodes import NODES, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, EnvironmentHeld, Finished, GrantHeld, InventoryTaken
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -120,7 +120,7 @@ def hello(node: str = "n", incarnation: str = "1", *, cores: int = 4, memory_mb:
     capacity, kinds = {"cores": cores}, ["code.run"]
     if memory_mb:
         capacity[MEMORY] = memory_mb
-        kinds += ENVIRONMENT_KINDS
+        kinds += IN_ENVIRONMENTS
     return Hello(
         node=node, incarnation=incarnation, node_class="default", capacity=capacity, kinds=kinds,
         runtimes=["local"] if memory_mb else [],

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from shared.messages.environments import RESOURCES
+from services.cpu_manager.kinds import RESOURCES
 from shared.policy.dispatch.stimuli import AttemptsEnded, NodeJoined, RequestsSubmitted
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import EnvironmentNeed, Request, Work

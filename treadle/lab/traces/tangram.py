@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from shared.api.elasticity import MOST_UNITS, elasticity_of
+from shared.kinds.formulation import MOST_UNITS, elasticity_of
 from shared.policy.model.elasticity import Elasticity
 from treadle.lab.replay.tangram.trace import Batch, Trajectory, TrajectoryStep
 from treadle.lab.traces.rewards import TraceError

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from services.proxy.http.openapi.examples import BODIES, VALUES
 from services.proxy.http.openapi.hot import hot_paths, hot_schemas
-from services.proxy.http.openapi.kinds import COST_SCHEMAS, write_costs
+from services.proxy.http.openapi.kinds import kind_schemas, write_costs
 from services.proxy.http.openapi.parts import REASONS
 from services.proxy.http.openapi.schemas import Schema, ref, repair
 from services.proxy.http.openapi.trajectories import trajectory_paths, trajectory_schemas
@@ -53,7 +53,7 @@ def _whole(document: dict[str, Any], max_wait_s: float) -> dict[str, Any]:
     schemas |= hot_schemas() | trajectory_schemas()
     for replaced in ("AnyOf", "Amdahl", "Power"):
         schemas.pop(replaced)
-    schemas |= COST_SCHEMAS
+    schemas |= kind_schemas()
     write_costs(schemas["StageTemplate"])
     schemas["StageTemplate"]["properties"]["kind"] = ref("ActionKind")
     for name, values in VALUES.items():

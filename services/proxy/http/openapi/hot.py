@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.proxy.http.openapi.kinds import struct_schemas, variants, write_costs
+from services.proxy.http.openapi.kinds import parameter_types, struct_schemas, variants, write_costs
 from services.proxy.http.openapi.parts import ANSWER, ID, TENANT, body, lines, responses, waiting
 from services.proxy.http.openapi.schemas import Schema, nullable, object_of, ref
 from services.proxy.http.sandbox_fusion import RunCode
 from shared.api.requests import HOT_TYPES, Act, Rejection, StageReport
-from shared.messages.kinds import KINDS, MOST_GOLDS, StdioTest
+from shared.kinds.registry import all_kinds
 
 _BATCH = {
     "name": "batch",
@@ -142,12 +142,14 @@ _COMMAND_RUN_RESULT = {
 
 def hot_schemas() -> dict[str, Schema]:
     """Bodies of the hot routes, and the parameters of every action kind."""
-    schemas = struct_schemas((*HOT_TYPES, Act, StageReport, Rejection, StdioTest, RunCode, *KINDS.values()))
+    kinds = all_kinds().plain
+    schemas = struct_schemas((*HOT_TYPES, Act, StageReport, Rejection, RunCode, *parameter_types(kinds)))
     write_costs(schemas["ActionRequest"])
-    schemas["ActionRequest"], members = variants(schemas["ActionRequest"], KINDS)
+    schemas["ActionRequest"], members = variants(schemas["ActionRequest"], kinds)
     request = schemas["RewardRequest"]["properties"]
     for name, schema in (("params", _ANY_OBJECT), ("stage_params", _OBJECTS)):
         request[name] = {**schema, "description": request[name]["description"]}
+    golds = next(form for form in schemas["AnswerMatch"]["properties"]["gold"]["anyOf"] if form["type"] == "array")
     schemas["AnswerMatch"]["properties"]["gold"] = ref("Gold")
     schemas["PythonFunction"]["properties"]["ground_truth"] = {"description": "Any JSON value."}
     answer = schemas["Answer"]
@@ -161,7 +163,7 @@ def hot_schemas() -> dict[str, Schema]:
         **schemas,
         **members,
         "Gold": {"description": "The correct answer, or all correct answers.", "oneOf": [_TEXT, ref("Golds")]},
-        "Golds": {"type": "array", "items": _TEXT, "maxItems": MOST_GOLDS, "description": "All correct answers."},
+        "Golds": {**golds, "description": "All correct answers."},
         "RunCodeReply": _RUN_CODE_REPLY,
         "CommandRunResult": _COMMAND_RUN_RESULT,
         "ResultLine": line,

@@ -1,20 +1,21 @@
 """Schemas of actions: one named variant for each kind, with the discriminator `kind`.
 
-Also units and elasticity, which are the same in tasks, actions and trajectories (`shared/api/elasticity`). Elasticity
-is one object instead of a union: no property distinguishes all of its forms, and Go's clients reject `{}` for a union.
+Also units and elasticity (`shared/kinds/formulation`), which tasks, actions and trajectories share. Elasticity is one
+object instead of a union: no property distinguishes all of its forms, and Go's clients reject `{}` for a union.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from services.proxy.http.openapi.schemas import REF, Schema, closed, describe_fields, nullable, ref
-from shared.api.elasticity import MOST_UNITS
-from shared.messages.kinds import KINDS, Params
+from shared.kinds.formulation import MOST_UNITS
+from shared.kinds.registry import all_kinds
+from shared.kinds.spec import KindSpec
 from shared.runtime.patterns import NAME
 
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
@@ -25,7 +26,6 @@ def _whole(least: int) -> Schema:
 
 
 COST_SCHEMAS: dict[str, Schema] = {
-    "ActionKind": {"type": "string", "description": "Kind of an action.", "enum": list(KINDS)},
     "Units": {
         "type": "object",
         "description": "Resource -> units of it.",
@@ -66,6 +66,29 @@ COST_SCHEMAS: dict[str, Schema] = {
 }
 
 
+def kind_schemas() -> dict[str, Schema]:
+    """Return the schemas that tasks and actions share: units, elasticity, and the names of all kinds."""
+    names = {"type": "string", "description": "Kind of an action.", "enum": list(all_kinds().plain)}
+    return {"ActionKind": names, **COST_SCHEMAS}
+
+
+def parameter_types(kinds: Mapping[str, KindSpec]) -> list[type[Any]]:
+    """Return the types of the kinds' parameters, each after the types of its parts."""
+    found: dict[type[Any], None] = {}
+    for spec in kinds.values():
+        found |= dict.fromkeys((*_structs(get_type_hints(spec.params)), spec.params))
+    return list(found)
+
+
+def _structs(hints: Mapping[str, Any]) -> Iterator[type[Any]]:
+    """Yield the Struct types in the hints of fields, also inside lists, maps and unions."""
+    for hint in hints.values():
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            yield from _structs(get_type_hints(hint))
+            yield hint
+        yield from _structs(dict(enumerate(get_args(hint))))  # type: ignore[arg-type]  # only values matter
+
+
 def struct_schemas(types: Iterable[type[Any]]) -> dict[str, Schema]:
     """Return named schemas of msgspec types and of their parts, with the texts below their fields."""
     types = tuple(types)
@@ -82,14 +105,15 @@ def write_costs(schema: Schema) -> None:
         schema["properties"][name] = {**shared, "description": text}
 
 
-def variants(action: Schema, kinds: Mapping[str, type[Params]]) -> tuple[Schema, dict[str, Schema]]:
+def variants(action: Schema, kinds: Mapping[str, KindSpec]) -> tuple[Schema, dict[str, Schema]]:
     """Return (union of an action of each kind, its members by name). `action`: the schema of all kinds.
 
     A kind's parameters are optional if all of them have defaults.
     """
     members: dict[str, Schema] = {}
     mapping: dict[str, str] = {}
-    for kind, params in kinds.items():
+    for kind, spec in kinds.items():
+        params = spec.params
         member = copy.deepcopy(action)
         name = f"{params.__name__}Action"
         member["description"] = f"`{kind}`: {params.__doc__}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.proxy.http.openapi.kinds import struct_schemas, variants, write_costs
+from services.proxy.http.openapi.kinds import parameter_types, struct_schemas, variants, write_costs
 from services.proxy.http.openapi.parts import ANSWER, TENANT, body, json_of, responses, waiting
 from services.proxy.http.openapi.schemas import Schema, nullable, object_of, ref
 from services.proxy.http.swerex.acting import MOST_REQUEST_ID
 from services.proxy.http.swerex.forms import FORMS, RAISED, BashAction, BashInterruptAction
 from services.proxy.http.trajectories import MOST_LISTED, STATES
 from shared.api.trajectories import TRAJECTORY_TYPES
+from shared.kinds.registry import all_kinds
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.kinds import ENVIRONMENT_KINDS
 
 _BASE = "/v1/trajectories/{trajectory}"
 _NAME = {
@@ -179,9 +179,10 @@ _REPLIES = {
 def trajectory_schemas() -> dict[str, Schema]:
     """Bodies of these routes, and the parameters of every environment kind."""
     actions = (BashAction, BashInterruptAction)
-    schemas = struct_schemas((*TRAJECTORY_TYPES, EnvironmentSpec, *ENVIRONMENT_KINDS.values(), *FORMS, *actions))
+    kinds = all_kinds().in_environments
+    schemas = struct_schemas((*TRAJECTORY_TYPES, EnvironmentSpec, *parameter_types(kinds), *FORMS, *actions))
     write_costs(schemas["TrajectoryAction"])
-    schemas["TrajectoryAction"], members = variants(schemas["TrajectoryAction"], ENVIRONMENT_KINDS)
+    schemas["TrajectoryAction"], members = variants(schemas["TrajectoryAction"], kinds)
     schemas["TrajectoryView"]["properties"]["environment"] = ref("EnvironmentSpec")
     schemas["Command"]["properties"]["command"] = ref("CommandLine")
     named = {str(each.__struct_config__.tag): ref(each.__name__) for each in actions}

@@ -10,7 +10,7 @@ from services.proxy.http.asgi import Call
 from services.proxy.http.hot import submit_and_wait
 from services.proxy.http.swerex.forms import swerex_error
 from shared.api.trajectories import TrajectoryAction
-from shared.messages.kinds import PLACE
+from shared.kinds.spec import PLACE
 from shared.runtime.errors import BadRequest, Unavailable
 from shared.runtime.units import Seconds
 from shared.runtime.validation import Decoder, decoded

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from services.cpu_manager.environments.dop import with_dop
-from shared.messages.kinds import EnvBash, EnvExec, EnvRead, Params
+from services.cpu_manager.kinds import EnvBash, EnvExec, EnvRead
+from shared.kinds.spec import Params
 
 
 def output_of(line: str) -> str:

@@ -6,8 +6,8 @@ import pytest
 
 from services.cpu_manager.graders.answer_match import AnswerMatchGrader
 from services.cpu_manager.graders.protocol import Verdict
+from services.cpu_manager.kinds import AnswerMatch
 from services.cpu_manager.sandbox.protocol import Exit, Job, PythonJob, Sandbox
-from shared.messages.kinds import AnswerMatch
 from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, context
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

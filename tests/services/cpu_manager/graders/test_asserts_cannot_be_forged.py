@@ -12,8 +12,8 @@ import pytest
 
 from services.cpu_manager.graders.code_asserts import CodeAssertsGrader
 from services.cpu_manager.graders.protocol import Verdict
+from services.cpu_manager.kinds import CodeAsserts
 from services.cpu_manager.sandbox.protocol import Sandbox
-from shared.messages.kinds import CodeAsserts
 from tests.services.cpu_manager.graders.forgeries import JUDGED_BY_THE_PROGRAM, WITHOUT_EXPECTED_VALUES
 from tests.services.cpu_manager.graders.sandboxes import context
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.cpu_manager.graders.code_asserts import CodeAssertsGrader
+from services.cpu_manager.kinds import CodeAsserts
 from services.cpu_manager.sandbox.local import LocalSandbox
-from shared.messages.kinds import CodeAsserts
 from tests.services.cpu_manager.graders.mbpp_form import problems
 from tests.services.cpu_manager.graders.sandboxes import context
 from tests.services.cpu_manager.graders.test_asserts_mean_what_python_means import as_a_script, verdict_and_exception

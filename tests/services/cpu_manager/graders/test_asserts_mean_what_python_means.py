@@ -12,8 +12,8 @@ import pytest
 
 from services.cpu_manager.graders.code_asserts import CodeAssertsGrader, asserts_of
 from services.cpu_manager.graders.protocol import Verdict
+from services.cpu_manager.kinds import CodeAsserts
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, PythonJob, Sandbox
-from shared.messages.kinds import CodeAsserts
 from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, context
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -10,8 +10,8 @@ from services.cpu_manager.graders.code_run import CodeRunGrader, decoded_files, 
 from services.cpu_manager.graders.compile_cache import CompileCache
 from services.cpu_manager.graders.programs import Builder
 from services.cpu_manager.graders.protocol import Verdict
+from services.cpu_manager.kinds import CodeRun
 from services.cpu_manager.sandbox.protocol import EndedBy, ExecJob, Exit, Job, PythonJob
-from shared.messages.kinds import CodeRun
 from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, context
 
 FINE = Exit(ended_by="exit", exit_code=0, stdout=b"out", stderr=b"err", wall_s=0.5, cpu_s=0.4, peak_memory_bytes=10)

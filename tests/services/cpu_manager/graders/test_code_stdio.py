@@ -8,8 +8,8 @@ from services.cpu_manager.graders.code_stdio import CodeStdioGrader
 from services.cpu_manager.graders.compile_cache import CompileCache
 from services.cpu_manager.graders.programs import Builder
 from services.cpu_manager.graders.protocol import Verdict
+from services.cpu_manager.kinds import CodeStdio, StdioTest
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob
-from shared.messages.kinds import CodeStdio, StdioTest
 from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, context
 
 TESTS = [StdioTest(stdin=str(n), stdout=str(n * n)) for n in range(4)]

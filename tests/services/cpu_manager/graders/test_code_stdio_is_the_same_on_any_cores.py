@@ -15,10 +15,10 @@ from services.cpu_manager.graders.compile_cache import CompileCache
 from services.cpu_manager.graders.programs import Builder
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.registry import build_graders
+from services.cpu_manager.kinds import CodeStdio, StdioTest
 from services.cpu_manager.sandbox.languages import languages
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import Exit, Job
-from shared.messages.kinds import CodeStdio, StdioTest
 from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, context
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from services.cpu_manager.graders.math_verify import MathVerifyGrader
 from services.cpu_manager.graders.protocol import Verdict
+from services.cpu_manager.kinds import MathVerify
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, PythonJob, Sandbox
-from shared.messages.kinds import MathVerify
 from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, context
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -6,8 +6,8 @@ import pytest
 
 from services.cpu_manager.graders.protocol import Verdict
 from services.cpu_manager.graders.python_function import PythonFunctionGrader, zygote_of
+from services.cpu_manager.kinds import PythonFunction
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, PythonJob, Sandbox
-from shared.messages.kinds import PythonFunction
 from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, context
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

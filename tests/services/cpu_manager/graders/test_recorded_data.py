@@ -20,9 +20,9 @@ from services.cpu_manager.graders.math_verify import MathVerifyGrader
 from services.cpu_manager.graders.programs import Builder
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.splitting.reading import split
+from services.cpu_manager.kinds import CodeAsserts, CodeRun, MathVerify
 from services.cpu_manager.sandbox.languages import languages
 from services.cpu_manager.sandbox.local import LocalSandbox
-from shared.messages.kinds import CodeAsserts, CodeRun, MathVerify
 
 pytestmark = [pytest.mark.data, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 

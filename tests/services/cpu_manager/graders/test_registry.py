@@ -5,16 +5,16 @@ import asyncio
 import msgspec
 
 from services.cpu_manager.graders.registry import build_graders
+from services.cpu_manager.kinds import PLAIN, Noop, Sleep
 from services.cpu_manager.sandbox.protocol import Exit
-from shared.messages.kinds import KINDS, Noop, Sleep
 from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, context
 
 
 def test_every_kind_has_its_grader_under_its_name() -> None:
     graders = build_graders(LANGUAGES)
-    assert graders.keys() == KINDS.keys()
+    assert list(graders) == list(PLAIN)
     for kind, grader in graders.items():
-        assert (grader.kind, grader.params, grader.repeatable) == (kind, KINDS[kind], True)
+        assert (grader.kind, grader.params) == (kind, PLAIN[kind].params)
 
 
 def unused() -> FakeSandbox:

@@ -16,9 +16,9 @@ from services.cpu_manager.graders.splitting.packing import unpacked
 from services.cpu_manager.graders.splitting.plan import MOST_STEPS, Sent, SplitPlan
 from services.cpu_manager.graders.splitting.reading import MOST_CHARS, MOST_PLANS, PlanCache, split
 from services.cpu_manager.graders.splitting.values import MOST_DEPTH, NotPlainError
+from services.cpu_manager.kinds import CodeAsserts
 from services.cpu_manager.sandbox.harnesses.calls import _plain
 from services.cpu_manager.sandbox.protocol import Exit, PythonJob
-from shared.messages.kinds import CodeAsserts
 from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, context
 
 SPLIT = [

@@ -9,9 +9,10 @@ import pytest
 
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.registry import build_graders
+from services.cpu_manager.kinds import CodeAsserts, CodeRun, CodeStdio, StdioTest
 from services.cpu_manager.sandbox.languages import languages
 from services.cpu_manager.sandbox.local import LocalSandbox
-from shared.messages.kinds import CodeAsserts, CodeRun, CodeStdio, Params, StdioTest
+from shared.kinds.spec import Params
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from services.proxy.records.workflows import Workflow, plain_action
-from shared.api.elasticity import MOST_UNITS, Formulation, formulated
 from shared.api.requests import ActionRequest
 from shared.api.tasks import Task
+from shared.kinds.formulation import MOST_UNITS, Formulation, formulated
 from shared.messages.actions import StageWork
 from shared.policy.model.elasticity import Elasticity, by_table
 from shared.runtime.errors import BadRequest

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from services.cpu_manager.kinds import RESOURCES
 from services.proxy.leader import nodes
 from services.proxy.leader.nodes import NodeRegistry
 from shared.messages.base import Message
-from shared.messages.environments import RESOURCES
 from shared.messages.grants import grants_topic
 from shared.messages.nodes import Bye, Heartbeat
 from shared.policy.dispatch.config import DispatchConfig

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from services.cpu_manager.kinds import MEMORY
 from shared.bus import trajectories
 from shared.bus.connection import command
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.messages.actions import ACTIONS, CloseRequested
-from shared.messages.environments import MEMORY, TRAJECTORIES, EnvironmentsExpected
+from shared.messages.environments import TRAJECTORIES, EnvironmentsExpected
 from shared.messages.grants import EnvironmentClosed
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.cpu_manager.kinds import PLAIN
 from services.proxy.records.workflows import Workflow, plain_action
 from shared.api.requests import ActionRequest
 from shared.api.tasks import StageTemplate, Task
-from shared.messages.kinds import KINDS, NEEDS_NO_CORE
 from shared.runtime.errors import BadRequest
 
 
@@ -77,10 +77,10 @@ def test_parameters_that_are_no_json_are_named() -> None:
         TWO.resolve(msgspec.Raw(b"{nonsense"), {})
 
 
-@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4), st.text(max_size=5))
+@given(st.lists(st.sampled_from(sorted(PLAIN)), min_size=1, max_size=4), st.text(max_size=5))
 def test_every_stage_gets_the_parameters_of_its_kind_and_no_other(kinds: list[str], code: str) -> None:
     flow = workflow(*({"kind": kind} for kind in kinds))
-    known = {name for kind in kinds for name in KINDS[kind].__struct_fields__}
+    known = {name for kind in kinds for name in PLAIN[kind].fields}
     given_params = {
         name: value
         for name, value in {
@@ -95,17 +95,17 @@ def test_every_stage_gets_the_parameters_of_its_kind_and_no_other(kinds: list[st
     resolved = flow.resolve(raw(given_params), {})
 
     for stage, kind in zip(resolved, kinds, strict=True):
-        params = msgspec.json.decode(stage.params, type=KINDS[kind])
+        params = msgspec.json.decode(stage.params, type=PLAIN[kind].params)
         assert msgspec.to_builtins(params).items() <= {**given_params, **msgspec.to_builtins(params)}.items()
-        assert msgspec.json.decode(stage.params).keys() == given_params.keys() & set(KINDS[kind].__struct_fields__)
+        assert msgspec.json.decode(stage.params).keys() == given_params.keys() & set(PLAIN[kind].fields)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(PLAIN))
 def test_work_takes_a_core_unless_its_kind_only_waits(kind: str) -> None:
     (stage,) = workflow({"kind": kind}).stages
 
-    resource = "slots" if kind in NEEDS_NO_CORE else "cores"
-    assert (stage.formulation.cost, stage.pool) == ({resource: (1, 1)}, f"{resource}@default")
+    resource = "slots" if kind in ("noop", "sleep") else "cores"
+    assert (stage.form.formulation.cost, stage.form.pool) == ({resource: (1, 1)}, f"{resource}@default")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_work_takes_a_core_unless_its_kind_only_waits(kind: str) -> None:
 def test_a_stage_queues_in_the_pool_of_its_units(units: Any, cost: Any, pool: str, counted: int) -> None:
     (stage,) = workflow({"kind": "code.run", "units": units, "node_class": "big", "timeout_s": 7}).stages
 
-    assert (stage.formulation.cost, stage.pool, stage.plan().units) == (cost, pool, counted)
+    assert (stage.form.formulation.cost, stage.form.pool, stage.plan().units) == (cost, pool, counted)
     assert stage.plan().timeout_s == 7
 
 
@@ -131,11 +131,11 @@ def test_a_stage_carries_the_score_it_names_for_its_time_limit_and_only_that() -
 
 
 @pytest.mark.parametrize("units", [{"cores": 0}, {"cores": [0, 4]}, {"slots": 1}, {}])
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(PLAIN))
 def test_kinds_that_use_a_sandbox_need_a_core(kind: str, units: dict[str, Any]) -> None:
     flow = workflow({"kind": kind, "units": units})
 
-    if kind in NEEDS_NO_CORE or kind == "answer.match":
+    if kind in ("noop", "sleep") or kind == "answer.match":
         flow.check()
     else:
         with pytest.raises(BadRequest, match="needs a core"):

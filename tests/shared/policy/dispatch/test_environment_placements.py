@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages.environments import STARTS
+from services.cpu_manager.kinds import STARTS
 from shared.policy.dispatch.environment_placements import EnvironmentPlacements
 from shared.policy.dispatch.nodes import Nodes
 from shared.policy.model.formulation import EnvironmentNeed

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages.environments import STARTS
+from services.cpu_manager.kinds import STARTS
 from shared.policy.dispatch.backlog import survey, why_it_waits_to_begin
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import CreationReported, InventoryReported, PlacementRestored

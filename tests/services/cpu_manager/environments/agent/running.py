@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import msgspec
+
 from services.cpu_manager.environments.channel import AgentChannel
 from services.cpu_manager.environments.protocol import ActEnd
-from shared.messages.kinds import ENVIRONMENT_KINDS
+from services.cpu_manager.kinds import IN_ENVIRONMENTS
 
 
 @contextmanager
@@ -52,4 +54,4 @@ async def connected(program: Path, path: str = "", number: int | None = None) ->
 async def do(agent: AgentChannel, kind: str, timeout_s: float = 20.0, **params: object) -> ActEnd:
     """One action: `kind` without its `env.`."""
     name = f"env.{kind}"
-    return await agent.do(name, ENVIRONMENT_KINDS[name](**params), timeout_s)
+    return await agent.do(name, msgspec.convert(params, IN_ENVIRONMENTS[name].params), timeout_s)

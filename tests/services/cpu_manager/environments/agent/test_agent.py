@@ -13,7 +13,7 @@ from services.cpu_manager.environments import agent as package
 from services.cpu_manager.environments.agent import wire
 from services.cpu_manager.environments.agent.capture import OutputBuffer
 from services.cpu_manager.environments.channel import AgentChannel, Broken
-from shared.messages.kinds import EnvBash, EnvExec
+from services.cpu_manager.kinds import EnvBash, EnvExec
 from tests.services.cpu_manager.environments.agent.running import connected, do, running
 from tests.services.cpu_manager.environments.local.acting import found, until_found
 

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from services.cpu_manager.environments.docker.runtime import ContainerEnvironment, DockerRuntime
 from services.cpu_manager.environments.protocol import ActEnd
+from services.cpu_manager.kinds import EnvBash, EnvExec
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.kinds import EnvBash, EnvExec
 
 CORE = frozenset({min(os.sched_getaffinity(0))})
 _numbers = itertools.count(1)

@@ -9,7 +9,7 @@ import pytest
 from services.cpu_manager.environments.docker.direct_handle import DirectHandle
 from services.cpu_manager.environments.docker.engine_handle import EngineHandle
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
-from shared.messages.kinds import EnvDownload, EnvExec, EnvList, EnvRead, EnvUpload, EnvWrite
+from services.cpu_manager.kinds import EnvDownload, EnvExec, EnvList, EnvRead, EnvUpload, EnvWrite
 from tests.services.cpu_manager.environments.docker.containers import (
     CORE,
     ActingEnvironment,

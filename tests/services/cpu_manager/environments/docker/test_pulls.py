@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.protocol import BadEnvironment
+from services.cpu_manager.kinds import EnvRead
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.kinds import EnvRead
 from tests.services.cpu_manager.environments.docker.containers import CORE, ActingEnvironment, node_name
 from tests.services.cpu_manager.environments.docker.registry import LoopbackRegistry
 

@@ -5,9 +5,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from services.cpu_manager.environments.protocol import ActEnd, Environment
+from services.cpu_manager.kinds import IN_ENVIRONMENTS
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.kinds import ENVIRONMENT_KINDS
 
 CORES = sorted(os.sched_getaffinity(0))
 CORE = frozenset(CORES[:1])
@@ -19,7 +21,7 @@ async def act(
 ) -> ActEnd:
     """One action: `kind` without its `env.`."""
     name = f"env.{kind}"
-    return await environment.act(name, ENVIRONMENT_KINDS[name](**params), cores, timeout_s)
+    return await environment.act(name, msgspec.convert(params, IN_ENVIRONMENTS[name].params), cores, timeout_s)
 
 
 async def output_of(environment: Environment, line: str, *, cores: frozenset[int] = CORE) -> str:

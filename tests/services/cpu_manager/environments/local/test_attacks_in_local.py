@@ -138,7 +138,7 @@ from services.cpu_manager.environments.local.runtime import LocalRuntime
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.rungs import Rung
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.kinds import EnvBash
+from services.cpu_manager.kinds import EnvBash
 
 async def main():
     sandbox = await LocalSandbox.create(rung=Rung(sys.argv[1]), scratch=Path(sys.argv[2]))

@@ -1,4 +1,6 @@
-"""Action kinds and their parameters: the contract between the proxy (validates) and the nodes (execute).
+"""Action kinds that the CPU manager executes, with their parameters; its runtimes and resources. Declarations only.
+
+Every process may import this module (`shared.kinds.registry`), so it imports nothing of its service.
 
 A request's `params` are its stage template's `params`, overridden by the request's own. Unknown fields are rejected at
 submission, so that a misspelt limit is not ignored silently.
@@ -6,12 +8,13 @@ submission, so that a misspelt limit is not ignored silently.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from shared.kinds.spec import KindSpec, Params, Requirement, RuntimeSpec
 from shared.messages.environments import Encoding, Path, Session, Variable
+from shared.policy.resources.resource import ResourceSpec, Specs, least_load
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 MOST_FILES = 4096
@@ -19,13 +22,7 @@ MOST_FETCHED = 1024
 MOST_GOLDS = 1024
 MOST_PATTERN = 4096
 """Characters of a regular expression."""
-PLACE = "{dop}"
-"""Place in a command or line that is replaced by the number of granted cores."""
 Megabytes = Annotated[int, msgspec.Meta(ge=16, le=65536)]
-
-
-class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of every kind's parameters."""
 
 
 class Noop(Params, frozen=True, kw_only=True):
@@ -194,51 +191,71 @@ class EnvCloseSession(Params, frozen=True, kw_only=True):
     session: Session = "default"
 
 
-ENVIRONMENT_KINDS: dict[str, type[Params]] = {
-    "env.exec": EnvExec,
-    "env.bash": EnvBash,
-    "env.read": EnvRead,
-    "env.write": EnvWrite,
-    "env.upload": EnvUpload,
-    "env.download": EnvDownload,
-    "env.list": EnvList,
-    "env.close_session": EnvCloseSession,
+ONLY_LOOKS: Final = frozenset({"env.read", "env.download", "env.list"})
+"""Environment kinds that change nothing, so that a second attempt is harmless. Their output is sent whole or not."""
+
+EXECUTOR: Final = "cpu_manager"
+CORES: Final = "cores"
+SLOTS: Final = "slots"
+"""Units of work that only waits. They take no core."""
+MEMORY: Final = "memory_mb"
+"""Memory of environments, MB."""
+STARTS: Final = "starts"
+"""Environments that a node creates at once, apart from cores."""
+
+RESOURCES: Final[Specs] = {
+    MEMORY: ResourceSpec("environment", shortage="the memory for environments is taken", score=least_load),
+    STARTS: ResourceSpec(
+        "creation", unlimited=True, shortage="the limit of concurrent environment starts is reached", score=least_load
+    ),
 }
-"""Kinds for a trajectory's environment (`POST /v1/trajectories/{id}/actions`). They are not allowed elsewhere."""
+"""Resources that are no plain counts held by actions."""
 
-ONLY_LOOKS = frozenset({"env.read", "env.download", "env.list"})
-"""Environment kinds that change nothing, so that a second attempt is harmless."""
+_HOLDS: Final[dict[str, str | int]] = {MEMORY: "memory_mb", STARTS: 1}
+RUNTIMES: Final = (RuntimeSpec("local", _HOLDS), RuntimeSpec("docker", _HOLDS, images=True))
 
-KINDS: dict[str, type[Params]] = {
-    "noop": Noop,
-    "sleep": Sleep,
-    "code.run": CodeRun,
-    "code.asserts": CodeAsserts,
-    "code.stdio": CodeStdio,
-    "math.verify": MathVerify,
-    "answer.match": AnswerMatch,
-    "python.function": PythonFunction,
-}
-"""Every action kind by name."""
-
-FREE_FORM = ("ground_truth", "extra_info")
-"""Parameters that may hold any JSON."""
-
-NEEDS_NO_CORE = frozenset({"noop", "sleep"})
-"""Kinds that only wait. They take a slot instead of a core."""
+_SANDBOX: Final = Requirement(CORES, "runs in a sandbox and needs a core")
+_ENVIRONMENT: Final = Requirement(CORES, "needs a core")
 
 
-def needs_core(kind: str, params: Mapping[str, Any]) -> bool:
-    """Return whether it runs in a sandbox, which takes a core. `answer.match` does only with `extract`."""
-    return kind not in NEEDS_NO_CORE and (kind != "answer.match" or params.get("extract") is not None)
+def _waiting(name: str, params: type[Params]) -> KindSpec:
+    """Return a kind that only waits."""
+    return KindSpec(name, params, EXECUTOR, {SLOTS: 1}, (CORES, SLOTS))
 
 
-def default_units(kind: str) -> dict[str, int]:
-    """Return the default units of a kind: a core, or a slot if it only waits."""
-    return {"slots": 1} if kind in NEEDS_NO_CORE else {"cores": 1}
+def _program(
+    name: str, params: type[Params], requirement: Requirement = _SANDBOX, free_form: tuple[str, ...] = ()
+) -> KindSpec:
+    """Return a kind that runs a program in a sandbox. A program leaves nothing there, so it is repeatable."""
+    units = {CORES: 1}
+    return KindSpec(name, params, EXECUTOR, units, (CORES, SLOTS), requirement=requirement, free_form=free_form)
 
 
-def pool_of(units: Iterable[str], node_class: str) -> str:
-    """Return an action's pool: of cores if it takes any, else of its first resource, else of slots."""
-    resources = list(units)
-    return f"{'cores' if 'cores' in resources else next(iter(resources), 'slots')}@{node_class}"
+def _acting(name: str, params: type[Params]) -> KindSpec:
+    """Return a kind that acts in a trajectory's environment."""
+    repeatable = name in ONLY_LOOKS
+    return KindSpec(name, params, EXECUTOR, {CORES: 1}, (CORES, SLOTS), repeatable, True, _ENVIRONMENT)
+
+
+KINDS: Final = (
+    _waiting("noop", Noop),
+    _waiting("sleep", Sleep),
+    _program("code.run", CodeRun),
+    _program("code.asserts", CodeAsserts),
+    _program("code.stdio", CodeStdio),
+    _program("math.verify", MathVerify),
+    _program("answer.match", AnswerMatch, Requirement(CORES, _SANDBOX.why, "extract")),
+    _program("python.function", PythonFunction, free_form=("ground_truth", "extra_info")),
+    _acting("env.exec", EnvExec),
+    _acting("env.bash", EnvBash),
+    _acting("env.read", EnvRead),
+    _acting("env.write", EnvWrite),
+    _acting("env.upload", EnvUpload),
+    _acting("env.download", EnvDownload),
+    _acting("env.list", EnvList),
+    _acting("env.close_session", EnvCloseSession),
+)
+"""Kinds that this service executes."""
+
+PLAIN: Final = {spec.name: spec for spec in KINDS if not spec.environment}
+IN_ENVIRONMENTS: Final = {spec.name: spec for spec in KINDS if spec.environment}

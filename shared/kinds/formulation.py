@@ -78,7 +78,7 @@ _Table = dict[
 
 
 def formulated(units: Mapping[str, Amount], scaling: Mapping[Any, Any], pool: str) -> Formulation:
-    """Return cost and elasticity of work that queues in `pool` (`shared.messages.kinds.pool_of(units, node_class)`).
+    """Return cost and elasticity of work that queues in `pool` (`KindSpec.pool`).
 
     Raises:
         ValueError: units that cannot be granted, or an invalid elasticity. The message has the allowed forms.

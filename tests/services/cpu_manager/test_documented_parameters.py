@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import FieldInfo, fields
 
-from shared.messages.kinds import KINDS, StdioTest
+from services.cpu_manager.kinds import PLAIN, StdioTest
 
 GRADERS = Path(__file__).parents[3] / "docs" / "graders.md"
 
@@ -35,14 +35,14 @@ def default_of(field: FieldInfo) -> str:
 
 
 def test_every_kind_and_no_other_is_documented() -> None:
-    assert list(documented()) == list(KINDS)
+    assert list(documented()) == list(PLAIN)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PLAIN)
 def test_each_parameter_is_documented_with_its_default_and_in_its_place(kind: str) -> None:
     documented_defaults = {name: default for name, default in documented()[kind].items() if "[]" not in name}
     assert list(documented_defaults.items()) == [
-        (field.encode_name, default_of(field)) for field in fields(KINDS[kind])
+        (field.encode_name, default_of(field)) for field in fields(PLAIN[kind].params)
     ]
 
 

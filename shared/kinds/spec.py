@@ -1,0 +1,106 @@
+"""Declarations of executors: kinds of actions, runtimes of environments.
+
+A service that executes actions declares them in its module `kinds`: `KINDS`, and if it creates environments also
+`RUNTIMES` and `RESOURCES` (`shared.kinds.registry`). Everything else reads these declarations, so that a new executor
+changes no other package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+PLACE: Final = "{dop}"
+"""Place in a command or line that is replaced by the number of granted units."""
+
+
+class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of every kind's parameters. Unknown fields are rejected, so that a misspelt limit is not ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """Resource of which a kind needs at least one unit."""
+
+    resource: str
+    why: str
+    """For callers, after the name of the kind: `runs in a sandbox and needs a core`."""
+    parameter: str = ""
+    """Only if this parameter is given; empty: always."""
+
+    def applies(self, params: Mapping[str, Any] | Params) -> bool:
+        """Return whether an action with these parameters has the requirement."""
+        if not self.parameter:
+            return True
+        given = getattr(params, self.parameter) if isinstance(params, Params) else params.get(self.parameter)
+        return given is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KindSpec:
+    """One action kind. Declared once, so that identity is equality."""
+
+    name: str
+    params: type[Params]
+    executor: str
+    """Service that executes it: the package in `services` that declares it."""
+    units: Mapping[str, int]
+    """Default units."""
+    resources: tuple[str, ...]
+    """Resources of which pools of this kind count units, most important first. The last one is the pool's resource of
+    actions that take no units."""
+    repeatable: bool = True
+    """A second execution changes nothing outside: after a lost attempt, the action is executed again."""
+    environment: bool = False
+    """It acts in a trajectory's environment, and is allowed nowhere else."""
+    requirement: Requirement | None = None
+    free_form: tuple[str, ...] = ()
+    """Parameters that may hold any JSON."""
+    decoder: msgspec.json.Decoder[Params] = field(init=False, repr=False)
+    """Decoder of its parameters."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "decoder", msgspec.json.Decoder(self.params))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of its parameters, in order."""
+        return self.params.__struct_fields__
+
+    def pool(self, units: Mapping[str, object], node_class: str) -> str:
+        """Return the pool of an action that takes these resources: `<resource>@<node class>`.
+
+        Its resource is the first of `resources` that the action takes, else the first that it takes.
+        """
+        for resource in self.resources:
+            if resource in units:
+                return f"{resource}@{node_class}"
+        return f"{next(iter(units), self.resources[-1])}@{node_class}"
+
+
+def runtime_kind(name: str) -> str:
+    """Return the kind that a node offers if it has this runtime, beside the action kinds that it executes."""
+    return f"runtime.{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSpec:
+    """One runtime of environments."""
+
+    name: str
+    holds: Mapping[str, str | int]
+    """Resource -> units that an environment holds: the field of its specification with their number, or the number."""
+    images: bool = False
+    """It creates environments of container images; otherwise of `shared.messages.environments.LOCAL`."""
+
+    @property
+    def kind(self) -> str:
+        """Kind that a node with this runtime offers."""
+        return runtime_kind(self.name)
+
+    def units(self, spec: object) -> dict[str, int]:
+        """Return the units that an environment of this specification holds while it is created."""
+        return {name: each if isinstance(each, int) else getattr(spec, each) for name, each in self.holds.items()}

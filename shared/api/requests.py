@@ -66,7 +66,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     execution_s: float
     """Execution in all stages; of a last stage that was stopped, as far as it is known."""
     overhead_s: float
-    """Rest of the total."""
+    """Rest of the total; time for which an action was parked is part of it (`stages`)."""
     total_s: float
     """Time from acceptance to answer."""
 
@@ -82,6 +82,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     units: int
     usage: dict[str, float] = {}
     """Usage of all its attempts, by name, as far as it was measured."""
+    parked_s: float = 0.0
+    """Seconds for which it was parked and waited for something outside. Waiting for units to continue is queueing."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

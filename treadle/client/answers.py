@@ -147,7 +147,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     execution_s: float
     """Execution in all stages; of a last stage that was stopped, as far as it is known."""
     overhead_s: float
-    """Rest of the total."""
+    """Rest of the total; time for which an action was parked is part of it (`stages`)."""
     total_s: float
     """Time from acceptance to answer."""
 
@@ -175,6 +175,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     node: str
     attempts: int
     units: int
+    parked_s: float = 0.0
+    """Seconds for which it was parked and waited for something outside. Waiting for units to continue is queueing."""
     usage: dict[str, float] = {}
     """Usage of all its attempts, by name, as far as it was measured."""
 

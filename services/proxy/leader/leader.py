@@ -288,7 +288,8 @@ class Leader:
         USED.add(usage_of(answer))
         submitted = kept.submitted
         self._observe_queueing(submitted, answer)
-        unqueued_end_s = arrived_s + answer.execution_s + sum(act.execution_s for act in answer.acts)
+        unqueued_s = sum(act.execution_s + act.parked_s for act in answer.acts)
+        unqueued_end_s = arrived_s + answer.execution_s + answer.parked_s + unqueued_s
         answering = Answering(
             answer.action,
             kept.entry,

@@ -86,6 +86,7 @@ def reports(acts: Iterable[StageAct]) -> list[StageReport]:
             attempts=act.attempts,
             units=act.units,
             usage=dict(act.usage),
+            parked_s=act.parked_s,
         )
         for act in acts
     ]

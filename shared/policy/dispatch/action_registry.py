@@ -51,7 +51,8 @@ class ActionRegistry:
             if action.state == "queued":
                 commands.append(self.answer_queued(now, action, ended, reason))
             else:
-                action.move("cancelling")
+                self.cluster.leave_queue(action)
+                action.pause("cancelling", now)
                 action.cancel_as, action.cancel_reason = ended, reason
                 commands.append(Revoke(action_id, action.node, action.attempt))
         return commands
@@ -63,8 +64,7 @@ class ActionRegistry:
             action = self.actions.get(action_id)
             if action is None or action.state == "cancelling":
                 continue
-            waited = action.state == "queued" or action.prefetched
-            reason = why_it_waited(self.cluster, action) if waited else "its deadline came while it ran"
+            reason = why_it_waited(self.cluster, action)
             commands += self.cancel(now, [action_id], reason, "expired")
         return commands
 
@@ -85,9 +85,12 @@ class ActionRegistry:
         The next action of its trajectory no longer waits behind it.
         """
         queue_s, execution_s = action.spent(now, end)
+        parked_s, _ = action.paused(now)
         action.move("finished")
         self._remove(action.request)
-        return AnswerAction(action.request.id, ended, reason, tuple(action.acts), queue_s, execution_s, action.usage)
+        return AnswerAction(
+            action.request.id, ended, reason, tuple(action.acts), queue_s, execution_s, action.usage, parked_s
+        )
 
     def _remove(self, request: Request) -> None:
         del self.actions[request.id]
@@ -109,7 +112,9 @@ class ActionRegistry:
         """Assert the invariants; tests call it after every step, services never do."""
         on_nodes = {name for held in self.cluster.granted.values() for name in held}
         queued = self.cluster.queues.queued
-        assert on_nodes.isdisjoint(queued), "on a node and in a queue"
+        resuming = {name for name, action in queued.items() if action.parked}
+        assert on_nodes & set(queued) == resuming, "on a node and in a queue, and not parked"
+        assert all(queued[name].state == "resuming" for name in resuming), "parked and queued, and not resuming"
         assert on_nodes | set(queued) == set(self.actions), "neither on a node nor in a queue"
         batches = {action.request.batch for action in self.actions.values()}
         assert self._members.keys() == batches - {""}, "batches of unanswered actions"

@@ -33,6 +33,25 @@ class ActionState:
     """Its units are taken on that node. False while only the store reports a grant of a former leader there."""
     prefetched: bool = False
     """It waits in its node's queue and holds no units yet."""
+    parked: bool = False
+    """Its attempt is frozen on its node and holds no units; also while it waits for units to continue, and while it is
+    being cancelled meanwhile."""
+    asked_to_park: bool = False
+    """Its node was asked to park it and has not reported it parked."""
+    asked_to_resume: bool = False
+    """The request to continue came meanwhile."""
+    parked_s: float = 0.0
+    """Seconds for which the present attempt was parked and waited for something outside."""
+    resuming_s: float = 0.0
+    """Seconds for which it then waited for units."""
+    paused_s: float = 0.0
+    """Start of its state `parked` or `resuming`; 0 in other states."""
+    parks: int = 0
+    """Number of times that the present attempt was parked."""
+    burst_s: float = 0.0
+    """Mean execution time of a parked attempt between two times: the expected time until it is parked again or ends."""
+    in_demand: bool = False
+    """Its units count in its pool's demand."""
     short: bool = False
     """It holds units and is expected to release them soon."""
     recalls: int = 0
@@ -107,6 +126,11 @@ class ActionState:
         return self.units.get(self.resource, 0)
 
     @property
+    def least_units(self) -> int:
+        """Units of its pool's resource without which it cannot start, or continue if it is parked."""
+        return self.granted_units if self.parked else self.pool_units
+
+    @property
     def needs(self) -> Mapping[str, int]:
         """Units a node must have free for it; if it begins an environment, with what the environment will hold."""
         need = self.request.need
@@ -129,28 +153,44 @@ class ActionState:
 
         Queueing is all time before its last attempt began, lost attempts included. The attempt may have begun before
         the present grant (under a former leader, or under an older grant). Its execution time is then not counted as
-        queueing too.
+        queueing too. Time for which it was parked is neither; the wait for units to continue is queueing.
 
         Args:
             now: absolute seconds.
             end: an attempt's end as its node reported it; None: use what was reported of the newest attempt.
         """
         passed_s = max(0.0, now - self.queued_s)
+        parked_s, resuming_s = self.paused(now)
         if end is None:
-            executed_s = min(now - self.started_s, passed_s) if self.started_s else 0.0
+            running_s = now - self.started_s - parked_s - resuming_s
+            executed_s = max(0.0, min(running_s, passed_s)) if self.started_s else 0.0
             waited_s = passed_s
         else:
             executed_s = end.execution_s
-            waited_s = (self.granted_s or now) - self.queued_s + end.queue_s
-        return max(0.0, min(waited_s, passed_s - executed_s)), executed_s
+            waited_s = (self.granted_s or now) - self.queued_s + end.queue_s + resuming_s
+        return max(0.0, min(waited_s, passed_s - executed_s - parked_s)), executed_s
+
+    def paused(self, now: float) -> tuple[float, float]:
+        """Seconds for which its present attempt was parked so far: (waiting for something outside, for units)."""
+        lasts_s = now - self.paused_s
+        parked_s = self.parked_s + (lasts_s if self.state == "parked" else 0.0)
+        return parked_s, self.resuming_s + (lasts_s if self.state == "resuming" else 0.0)
+
+    def pause(self, state: State, now: float) -> None:
+        """Move to, between or out of the states `parked` and `resuming`, and record the time in the one that ends."""
+        self.parked_s, self.resuming_s = self.paused(now)
+        self.move(state)
+        self.paused_s = now
 
     def scored(self, now: float, end: Ended) -> None:
         """Record the times of this stage, which has a verdict. Times of the next stage count from now."""
         queue_s, execution_s = self.spent(now, end)
-        attempts = max(1, self.attempt)
-        act = StageAct(self.work.name, queue_s, execution_s, end.node, attempts, self.granted_units, self.usage)
+        parked_s, _ = self.paused(now)
+        attempts, units = max(1, self.attempt), self.granted_units
+        act = StageAct(self.work.name, queue_s, execution_s, end.node, attempts, units, self.usage, parked_s)
         self.acts.append(act)
         self.usage = {}
+        self.parked_s = self.resuming_s = 0.0
         self.queued_s, self.granted_s, self.started_s = now, 0.0, 0.0
 
     def undo_grant(self) -> None:
@@ -171,4 +211,6 @@ class ActionState:
         self.past_states.append(self.state)
         self.state = state
         if state == "queued":
-            self.started_s = 0.0
+            self.started_s = self.parked_s = self.resuming_s = 0.0
+            self.parks = 0
+            self.asked_to_park = self.asked_to_resume = False

@@ -103,7 +103,7 @@ def _most(counted: Counter[T]) -> list[tuple[T, int]]:
 def _stuck(cluster: ClusterState) -> Iterator[ActionState]:
     for pool in cluster.queues.pools.values():
         for lane in pool.all_lanes():
-            for action_id in lane.parked:
+            for action_id in lane.stuck:
                 yield cluster.queues.queued[action_id]
     deserted = {pool.name for pool in cluster.queues.pools.values() if not cluster.nodes.of(pool)}
     if deserted:
@@ -154,6 +154,12 @@ def why_it_waits_to_begin(work: Work, pools: list[PoolBacklog]) -> str:
 def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
     """Reason why an action did not begin before its deadline."""
     work, lane = action.work, action.lane
+    if action.state == "parked":
+        return "its deadline came while it was parked"
+    if action.state == "resuming":
+        return f"its deadline came while it was parked and waited for {work.pool} to continue"
+    if action.state != "queued" and not action.prefetched:
+        return "its deadline came while it ran"
     if lane is not None and action.request.id in lane.behind:
         return "its deadline came while it waited for an earlier action of its trajectory"
     if action.postponed and action.begins:

@@ -2,7 +2,7 @@
 
 A request is *running* at its stage while it holds units of it. Otherwise it is *queuing* for it, also if it is
 prefetched in a node's queue, or if only the store reports a grant by a former leader. A request that is being cancelled
-holds its units until its node confirms, and never queues.
+holds its units until its node confirms, and never queues. A parked one queues: it will need units again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def batch_snapshots(cluster: ClusterState) -> dict[str, BatchSnapshot]:
             batch.queuing.append(array("d"))
             batch.running.append(array("d"))
         arrived_s = request.arrival[0] / 1000
-        unqueued_s = arrived_s + sum(act.execution_s for act in action.acts)
+        unqueued_s = arrived_s + sum(act.execution_s + act.parked_s for act in action.acts)
         if action.allocated:
             batch.running[action.stage].extend((arrived_s, unqueued_s, action.started_s or action.granted_s))
         elif action.state != "cancelling":
@@ -51,4 +51,5 @@ def batch_snapshots(cluster: ClusterState) -> dict[str, BatchSnapshot]:
 
 
 def _unanswered(cluster: ClusterState) -> Iterator[ActionState]:
-    return chain(cluster.queues.queued.values(), *(held.values() for held in cluster.granted.values()))
+    held = chain.from_iterable(held.values() for held in cluster.granted.values())
+    return chain(cluster.queues.queued.values(), (action for action in held if action.state != "resuming"))

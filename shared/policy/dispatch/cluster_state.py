@@ -47,14 +47,17 @@ class ClusterState:
         """Assign an action to a node and take its units. A prefetched one enters the node's queue, and takes no units
         before it starts.
         """
-        self.newest_serial += 1
-        action.node, action.serial, action.granted_s = node.name, self.newest_serial, now
-        action.expected_end_s = now + action.expected_s
-        self.granted.setdefault(node.name, {})[action.request.id] = action
+        self._add_grant(action, node, now)
         if prefetched:
             self.prefetch.add(action)
         else:
             self._allocate(action, node, now)
+
+    def _add_grant(self, action: ActionState, node: Node, now: float) -> None:
+        self.newest_serial += 1
+        action.node, action.serial, action.granted_s = node.name, self.newest_serial, now
+        action.expected_end_s = now + action.expected_s
+        self.granted.setdefault(node.name, {})[action.request.id] = action
 
     def start_prefetched(self, action: ActionState, node: Node, now: float) -> None:
         """Take the units of a prefetched action that its node has started, or will start at once."""
@@ -90,6 +93,42 @@ class ClusterState:
         action.allocated, action.expected_end_s = True, now + action.expected_s
         self.prefetch.count_short(action)
 
+    # ---- parked attempts: see `parking` --------------------------------------------------------------------------
+
+    def park(self, action: ActionState, now: float) -> None:
+        """Free the units of an attempt that its node has parked. It stays on its node."""
+        node = self.nodes.present[action.node]
+        node.give_back(action.units, action.request.id)
+        self.prefetch.uncount_short(action)
+        action.parks += 1
+        action.burst_s = max(0.0, now - (action.started_s or now) - sum(action.paused(now))) / action.parks
+        action.allocated = False
+        self._set_parked(action, now)
+
+    def _set_parked(self, action: ActionState, now: float) -> None:
+        action.parked = True
+        self.queues.remove_demand(action)
+        if action.state == "running":  # else it is being cancelled
+            action.pause("parked", now)
+
+    def wait_to_resume(self, action: ActionState, now: float) -> None:
+        """Queue a parked attempt for its units."""
+        action.pause("resuming", now)
+        self.queues.enqueue_parked(action)
+
+    def resume(self, action: ActionState, node: Node, now: float) -> None:
+        """Take the units of a parked attempt again. It has left its queue."""
+        action.pause("running", now)
+        action.parked = False
+        node.take(action.units, action.request.id)
+        action.allocated, action.expected_end_s = True, now + action.burst_s
+        self.prefetch.count_short(action)
+
+    def leave_queue(self, action: ActionState) -> None:
+        """Remove a parked attempt from the queue where it waits for its units, if it does."""
+        if action.state == "resuming":
+            self.queues.remove(action)
+
     def release(self, action: ActionState) -> None:
         """Release an action from its node and free its units."""
         node = self.nodes.present.get(action.node)
@@ -102,17 +141,18 @@ class ClusterState:
         has.
         """
         node = self.nodes.present.get(action.node)
-        if (action.allocated or action.prefetched) and node is not None:
+        if (action.allocated or action.prefetched or action.parked) and node is not None:
             units = action.units if action.allocated else {}
             node.orphans[action.request.id] = Orphan(action.stage, action.attempt, units, action.serial, now)
         self._remove_grant(action)
 
     def _remove_grant(self, action: ActionState) -> None:
         del self.granted[action.node][action.request.id]
+        self.leave_queue(action)
         self.prefetch.uncount_short(action)
         if action.prefetched:
             self.prefetch.remove(action)
-        action.node, action.allocated = "", False
+        action.node, action.allocated, action.parked = "", False, False
         self.queues.remove_demand(action)
 
     # ---- grants of a former leader -----------------------------------------------------------------------------
@@ -138,7 +178,7 @@ class ClusterState:
                 action.attempt = held.attempt
                 return True
         units = held.units or (action.request.stages[held.stage].units if action is not None else {})
-        if held.queued:
+        if held.queued or held.parked:
             units = {}
         known = node.orphans.pop(action_id, None)
         if known is not None:
@@ -149,9 +189,15 @@ class ClusterState:
 
     def _adopt(self, action: ActionState, node: Node, held: HeldGrant, since_s: float) -> None:
         """Assign an action to the node that reports it, unless it is on another one."""
+        if action.parked:
+            if held.resuming and action.state == "parked" and action.node == node.name:
+                self.wait_to_resume(action, since_s + held.running_s)
+            return
         if not action.allocated:
             action.units = held.units or action.units
-        if action.state == "queued":
+        if held.parked and action.node in ("", node.name) and not action.allocated:
+            self._adopt_parked(action, node, held, since_s)
+        elif action.state == "queued":
             self.queues.dequeue(action)
             action.move("granted")
             if action.scales:
@@ -165,6 +211,21 @@ class ClusterState:
         else:
             action.expected_s = self.durations.expect(action, action.granted_units)
             self.assign(action, node, since_s, prefetched=held.queued)
+
+    def _adopt_parked(self, action: ActionState, node: Node, held: HeldGrant, since_s: float) -> None:
+        """Assign an action to the node that reports it as parked."""
+        if action.state == "queued":
+            self.queues.dequeue(action)
+            action.move("granted")
+        now = since_s + held.running_s
+        action.begins = False
+        action.expected_s = action.burst_s = self.durations.expect(action, action.granted_units)
+        self._add_grant(action, node, since_s)
+        if action.state == "granted":
+            action.move("running")
+        self._set_parked(action, now)
+        if held.resuming and action.state == "parked":
+            self.wait_to_resume(action, now)
 
     # ---- nodes and environments --------------------------------------------------------------------------------
 
@@ -180,7 +241,9 @@ class ClusterState:
         """
         self.nodes.remove(name)
         held = self.granted.get(name, {}).values()
-        actions = [action for action in held if action.allocated or action.prefetched or not allocated_only]
+        actions = [
+            action for action in held if action.allocated or action.prefetched or action.parked or not allocated_only
+        ]
         actions.sort(key=lambda action: action.serial)
         for action in actions:
             self.release(action)
@@ -198,8 +261,9 @@ class ClusterState:
             bool(node.asked)
             or any(now - orphan.since_s > overdue_s for orphan in node.orphans.values())
             or any(
-                now - action.granted_s > action.work.timeout_s + overdue_s
+                now - action.granted_s - sum(action.paused(now)) > action.work.timeout_s + overdue_s
                 for action in self.granted.get(node.name, {}).values()
+                if not action.parked
             )
         )
 

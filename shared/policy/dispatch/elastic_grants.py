@@ -41,6 +41,8 @@ class NewGrant(NamedTuple):
     """Unit-seconds its tenant was charged."""
     was_head: bool
     """It was granted as its tenant's head in turn, not by backfill."""
+    resumed: bool = False
+    """It was parked and continues with the units that it had."""
 
 
 def units_worth_waiting_for(cluster: ClusterState, action: ActionState, free: int, busy_s: NDArray[np.float64]) -> int:
@@ -79,7 +81,7 @@ def grant_elastic_units(
 def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted: Sequence[NewGrant]) -> list[NewGrant]:
     """Arrange one node's units. Returns the evicted grants and sets the units of the others."""
     elastic, node, resource = cluster.elastic, granted[0].node, granted[0].action.resource
-    known = [(one, cluster.durations.scalable(one.action)) for one in granted]
+    known = [(one, None if one.resumed else cluster.durations.scalable(one.action)) for one in granted]
     candidates = [(one, scaled) for one, scaled in known if scaled is not None]
     if not candidates or elastic.rule is None:
         return []

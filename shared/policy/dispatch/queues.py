@@ -1,6 +1,6 @@
 """Queues: pools and their lanes, with the actions that wait in each.
 
-Law: a waiting action is in exactly one lane: in its order, or set aside (parked, behind an earlier action of its
+Law: a waiting action is in exactly one lane: in its order, or set aside (stuck, behind an earlier action of its
 trajectory, or postponed).
 """
 
@@ -66,10 +66,23 @@ class Queues:
             lane.behind.add(request.id)
         else:
             self._push(lane, action)
+        self._count(pool, lane, action)
+
+    def enqueue_parked(self, action: ActionState) -> None:
+        """Queue a parked action in the lane of its node, with its old key. It keeps its units and its node."""
+        pool = self.pool(action.work.pool)
+        action.begins = False
+        action.lane = lane = pool.lane(action.node)
+        self._push(lane, action)
+        self._count(pool, lane, action)
+
+    def _count(self, pool: Pool, lane: Lane, action: ActionState) -> None:
+        request = action.request
         self.batches.count_waiting(request, (pool.name, lane.name, request.tenant))
         self.queued[request.id] = action
         pool.queued_s += action.expected_s * action.pool_units
         pool.add_demand(action.wanted_units, outside=not request.batch)
+        action.in_demand = True
         if pool.target is not None:
             self.dirty.add(pool.name)
 
@@ -84,7 +97,7 @@ class Queues:
         assert lane is not None, f"{request.id} waits nowhere"
         pool = self.pool(action.work.pool)
         if not lane.queue.remove(request.tenant, request.id) and lane.postponed.pop(request.id, None) is None:
-            (lane.parked if request.id in lane.parked else lane.behind).remove(request.id)
+            (lane.stuck if request.id in lane.stuck else lane.behind).remove(request.id)
         if lane is not pool and not lane.waiting:
             pool.lanes.pop(lane.name, None)
         pool.queued_s -= action.expected_s * action.pool_units
@@ -93,16 +106,19 @@ class Queues:
         del self.queued[request.id]
 
     def remove_demand(self, action: ActionState) -> None:
-        """Remove the demand of an action that is neither queued nor on a node any more."""
+        """Remove the demand of an action that is neither queued nor holds units; no effect if it has none."""
+        if not action.in_demand:
+            return
+        action.in_demand = False
         pool = self.pool(action.work.pool)
         pool.add_demand(-action.wanted_units, outside=not action.request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
 
-    def park(self, lane: Lane, action: ActionState) -> None:
+    def set_stuck(self, lane: Lane, action: ActionState) -> None:
         """Set aside an action that no node could ever take, until nodes change or its deadline comes."""
         lane.queue.remove(action.request.tenant, action.request.id)
-        lane.parked.add(action.request.id)
+        lane.stuck.add(action.request.id)
 
     def postpone(self, action: ActionState, until_s: float) -> None:
         """Set aside a newly queued action until then, because its node cannot run it earlier."""
@@ -154,7 +170,7 @@ class Queues:
         """Move a trajectory's waiting actions to another lane after its placement has changed."""
         for action_id in self.trajectories.turns.get(trajectory, ()):
             action = self.queued.get(action_id)
-            if action is not None:
+            if action is not None and not action.parked:
                 self.remove(action)
                 self.enqueue(action)
 
@@ -186,9 +202,9 @@ class Queues:
             self.dirty.add(pool.name)
             for lane in pool.all_lanes():
                 lane.feasible = ""
-                for action_id in sorted(lane.parked):
+                for action_id in sorted(lane.stuck):
                     self._push(lane, self.queued[action_id])
-                lane.parked.clear()
+                lane.stuck.clear()
 
     # ---- invariants --------------------------------------------------------------------------------------------
 
@@ -204,7 +220,7 @@ class Queues:
         rest = set(queued)
         for lane in pool.all_lanes():
             lane.queue.check()
-            waiting = {*lane.queue, *lane.parked, *lane.behind, *lane.postponed}
+            waiting = {*lane.queue, *lane.stuck, *lane.behind, *lane.postponed}
             assert len(waiting) == lane.waiting, f"{pool.name} {lane.name}: in its order and set aside"
             assert waiting == {name for name in rest if queued[name].lane is lane}, f"{lane.name}: its actions"
             assert lane is pool or waiting, f"{pool.name}: the lane {lane.name} is empty"
@@ -214,7 +230,8 @@ class Queues:
     def _check_demand(self, pool: Pool, queued: list[ActionState], held: list[ActionState]) -> None:
         queued_s = sum(action.expected_s * action.pool_units for action in queued)
         assert isclose(queued_s, pool.queued_s, abs_tol=1e-6), f"{pool.name}: unit-seconds that wait"
-        wanted = [(action.wanted_units, action.request.batch) for action in [*queued, *held]]
+        each = {action.request.id: action for action in [*queued, *held]}.values()
+        wanted = [(action.wanted_units, action.request.batch) for action in each if action.in_demand]
         assert sum(units for units, _ in wanted) == pool.demand.units, f"{pool.name}: units wanted"
         outside = sum(units for units, batch in wanted if not batch)
         assert outside == pool.outside.units, f"{pool.name}: units wanted outside batches"

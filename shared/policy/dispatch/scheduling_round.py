@@ -22,7 +22,7 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.elastic_grants import NewGrant, busy, grant_elastic_units, units_worth_waiting_for
 from shared.policy.dispatch.placement import place_environment, reservation
 from shared.policy.dispatch.shares import owns_less, update_shares
-from shared.policy.model.formulation import Command, Grant
+from shared.policy.model.formulation import Command, Grant, Resume
 from shared.policy.resources.ledger import Node, place
 from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
 
@@ -132,7 +132,7 @@ class SchedulingRound:
         if node is not None:
             self._grant(lane, action, node, is_head=True)
         elif head != lane.feasible and nodes and not any(action.could_run_on(node) for node in nodes):
-            cluster.queues.park(lane, action)
+            cluster.queues.set_stuck(lane, action)
         elif shares := self._reshare(pool, nodes, head):
             self.commands += shares
             cluster.promote(self.now)
@@ -155,6 +155,8 @@ class SchedulingRound:
 
     def _place(self, pool: Pool, nodes: list[Node], action: ActionState) -> Node | None:
         """Return the node where the action may start now, if any."""
+        if action.parked:
+            return self._place_parked(action)
         if action.scales:
             action.units = action.work.units  # decided anew each time
             if self.waits:
@@ -169,6 +171,13 @@ class SchedulingRound:
             ):
                 return node
             nodes = [other for other in nodes if other is not node]
+
+    def _place_parked(self, action: ActionState) -> Node | None:
+        """Return the node of a parked action if it may continue there now."""
+        node = self.cluster.nodes.present[action.node]
+        if not node.ready or not node.has_free(action.units) or (self.blocked and self.forbids(node, action)):
+            return None
+        return node
 
     def _place_prefetched(self, nodes: list[Node], action: ActionState) -> Node | None:
         """Return the node whose queue may take a head that does not fit, if any."""
@@ -196,11 +205,14 @@ class SchedulingRound:
                     return
                 most = max(node.free(resource) for node in spare)
             elif not any(action.could_run_on(node) for node in nodes):
-                cluster.queues.park(lane, action)
+                cluster.queues.set_stuck(lane, action)
 
     def _grant(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False) -> None:
         """Charge the tenant, assign the action to the node, and add the command."""
         cluster, request, begins = self.cluster, action.request, action.begins
+        if action.parked:
+            self._resume(lane, action, node, is_head=is_head)
+            return
         expected_s = action.expected_s if action.work.duration_s is not None else cluster.durations.expect(action)
         charged_s = expected_s * max(1, action.pool_units)
         lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)
@@ -221,6 +233,16 @@ class SchedulingRound:
             self.scales = self.scales or action.scales
         self.commands.append(Grant(request.id, node.name, action.attempt, action.stage, action.units, budget, begins))
 
+    def _resume(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool) -> None:
+        """Let a parked action continue. Its tenant is charged for the expected time until it is parked again."""
+        request = action.request
+        lane.queue.charge(request.tenant, action.burst_s * max(1, action.granted_units), ends_turn=is_head)
+        self.cluster.queues.dequeue(action)
+        self.cluster.resume(action, node, self.now)
+        self.new_grants.append(NewGrant(len(self.commands), action, node, 0.0, is_head, resumed=True))
+        budget_s = max(0.0, request.deadline_s - self.now)
+        self.commands.append(Resume(request.id, node.name, action.attempt, action.units, budget_s))
+
 
 def schedule(cluster: ClusterState, now: float) -> list[Command]:
     """Run one round: update shares that may have changed, then grant what fits, pool by pool."""
@@ -237,7 +259,7 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
     return grant_elastic_units(cluster, now, commands, scheduling.new_grants) if scheduling.scales else commands
 
 
-def park_stuck(cluster: ClusterState, action: ActionState) -> None:
+def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
     """Set a new action aside if no present node could ever take it. Deep in a queue, this would not be noticed."""
     lane = action.lane
     if lane is None or action.request.id in lane.behind:
@@ -247,7 +269,7 @@ def park_stuck(cluster: ClusterState, action: ActionState) -> None:
         if action.could_run_on(node):
             return
     if nodes:
-        cluster.queues.park(lane, action)
+        cluster.queues.set_stuck(lane, action)
 
 
 def _behind(lane: Lane) -> Iterator[str]:

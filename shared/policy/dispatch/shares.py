@@ -76,9 +76,9 @@ def _bound_units(cluster: ClusterState, pool: Pool) -> dict[str, int]:
         if action.begins and need is not None:
             nodes = [node for node in nodes if node.has_free(need.units)]
         nodes = [node for node in nodes if head not in node.orphans]
-        if nodes and not any(node.free(pool.resource) >= action.pool_units for node in nodes):
+        if nodes and not any(node.free(pool.resource) >= action.least_units for node in nodes):
             host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))
-            bound[host.name] = max(bound.get(host.name, 0), host.taken(pool.resource) + action.pool_units)
+            bound[host.name] = max(bound.get(host.name, 0), host.taken(pool.resource) + action.least_units)
     return bound
 
 

@@ -77,7 +77,8 @@ class StartPredictor:
         capacity = sum(node.capacity.get(resource, 0) for node in nodes)
         used = sum(node.taken(resource) for node in nodes)
         held = [one for node in nodes for one in self.cluster.granted.get(node.name, {}).values()]
-        left_s = sum(max(0.0, one.expected_end_s - self.now) * one.units.get(resource, 0) for one in held)
+        ends = [(one.expected_end_s, one.units) for one in held if not one.parked]
+        left_s = sum(max(0.0, end_s - self.now) * units.get(resource, 0) for end_s, units in ends)
         return PoolUsage(capacity, used, left_s)
 
 

@@ -77,6 +77,34 @@ class AttemptsEnded:
     ends: tuple[Ended, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ParkRequested:
+    """A running action in an environment waits for something outside: its node must park it (`parking`).
+
+    Ignored for any other action.
+    """
+
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptParked:
+    """A node has frozen the environment of an attempt, which holds no units from then on."""
+
+    action: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """What a parked action has waited for is there: it needs its units again, in the order of its queue.
+
+    It may be repeated, and may come before `AttemptParked`.
+    """
+
+    action: str
+
+
 # ---- trajectories ----------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +294,9 @@ Stimulus = (
     | BatchCancelled
     | AttemptStarted
     | AttemptsEnded
+    | ParkRequested
+    | AttemptParked
+    | ResumeRequested
     | TrajectoryClosed
     | TrajectoryRestored
     | PlacementRestored

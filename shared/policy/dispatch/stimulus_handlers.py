@@ -19,7 +19,8 @@ from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.environment_placements import Placement
 from shared.policy.dispatch.node_handler import NodeHandler
-from shared.policy.dispatch.scheduling_round import park_stuck
+from shared.policy.dispatch.parking import ParkingHandler
+from shared.policy.dispatch.scheduling_round import set_aside_stuck
 from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.model.formulation import Command
@@ -42,12 +43,14 @@ class StimulusHandlers:
     _environments: EnvironmentHandler = field(init=False)
     _attempts: AttemptHandler = field(init=False)
     _nodes: NodeHandler = field(init=False)
+    _parking: ParkingHandler = field(init=False)
     _window_s: float = 0.0
 
     def __post_init__(self) -> None:
         cluster, registry = self.cluster, self.registry
         self._environments = EnvironmentHandler(cluster, registry)
         self._attempts = AttemptHandler(cluster, registry, self._environments, self.config.max_attempts)
+        self._parking = ParkingHandler(cluster, registry)
         self._nodes = NodeHandler(cluster, registry, self._attempts, self._environments)
 
     def table(self) -> dict[type[Stimulus], Handler]:
@@ -59,6 +62,9 @@ class StimulusHandlers:
             stimuli.BatchCancelled: self._batch_cancelled,
             stimuli.AttemptStarted: self._attempt_started,
             stimuli.AttemptsEnded: self._attempts_ended,
+            stimuli.ParkRequested: self._park_requested,
+            stimuli.AttemptParked: self._attempt_parked,
+            stimuli.ResumeRequested: self._resume_requested,
             stimuli.TrajectoryClosed: self._trajectory_closed,
             stimuli.TrajectoryRestored: self._trajectory_restored,
             stimuli.PlacementRestored: self._placement_restored,
@@ -94,7 +100,7 @@ class StimulusHandlers:
             if request.start_by_s is not None and not starts.in_time(action, request.start_by_s):
                 self.late.append(action)
             self.cluster.queues.enqueue(action)
-            park_stuck(self.cluster, action)
+            set_aside_stuck(self.cluster, action)
         return commands
 
     def reject_late(self, now: float) -> list[Command]:
@@ -133,6 +139,15 @@ class StimulusHandlers:
         for end in report.ends:
             commands += self._attempts.ended(now, end)
         return commands
+
+    def _park_requested(self, _: float, asked: stimuli.ParkRequested) -> list[Command] | None:
+        return self._parking.ask(asked.action) or None
+
+    def _attempt_parked(self, now: float, one: stimuli.AttemptParked) -> list[Command] | None:
+        return [] if self._parking.parked(now, one.action, one.attempt) else None
+
+    def _resume_requested(self, now: float, asked: stimuli.ResumeRequested) -> list[Command] | None:
+        return [] if self._parking.resume(now, asked.action) else None
 
     # ---- trajectories ------------------------------------------------------------------------------------------
 

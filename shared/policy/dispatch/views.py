@@ -17,6 +17,8 @@ class NodeSummary:
     incarnation: str
     capacity: Mapping[str, int]
     used: Mapping[str, int]
+    owned: Mapping[str, int]
+    """Units that it may use now."""
     ready: bool
     """It has answered this leader's inventory request."""
     seen_s: float
@@ -24,7 +26,14 @@ class NodeSummary:
     @classmethod
     def of(cls, node: Node) -> NodeSummary:
         """Return a copy of a node's state."""
-        return cls(node.incarnation, dict(node.capacity), dict(node.used), node.ready, node.seen_s)
+        return cls(
+            node.incarnation,
+            dict(node.capacity),
+            dict(node.used),
+            {name: node.limit(name) for name in node.capacity},
+            node.ready,
+            node.seen_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,18 @@ from typing import Literal, NamedTuple
 
 from shared.policy.model.elasticity import Elasticity
 
-State = Literal["queued", "granted", "running", "cancelling", "finished"]
-"""State of an action at the leader. (`submitted` comes before: in the journal and not yet read.)"""
+State = Literal["queued", "granted", "running", "parked", "resuming", "cancelling", "finished"]
+"""State of an action at the leader. (`submitted` comes before: in the journal and not yet read.)
+
+`parked`: its attempt is frozen and waits for something outside. `resuming`: it waits in a queue for the units that it
+needs to continue."""
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     "queued": frozenset({"granted", "finished"}),
     "granted": frozenset({"running", "queued", "cancelling", "finished"}),
-    "running": frozenset({"queued", "cancelling", "finished"}),
+    "running": frozenset({"queued", "parked", "cancelling", "finished"}),
+    "parked": frozenset({"resuming", "queued", "cancelling", "finished"}),
+    "resuming": frozenset({"running", "queued", "cancelling", "finished"}),
     "cancelling": frozenset({"finished"}),
     "finished": frozenset(),
 }
@@ -115,6 +120,8 @@ class StageAct:
     """Units of the pool's resource."""
     usage: Mapping[str, float] = field(default_factory=dict)
     """Usage of all its attempts, as far as their nodes have reported (`shared.policy.model.results.USAGE`)."""
+    parked_s: float = 0.0
+    """Time for which it was parked and waited for something outside. Waiting for units to continue is queueing."""
 
 
 class Grant(NamedTuple):
@@ -143,6 +150,26 @@ class Revoke:
 
 
 @dataclass(frozen=True, slots=True)
+class Park:
+    """Command: the node must freeze the environment of this attempt, free its units, and report it parked."""
+
+    action: str
+    node: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Command: the node must assign these units to its parked attempt again, and thaw the environment."""
+
+    action: str
+    node: str
+    attempt: int
+    units: Mapping[str, int]
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Advance:
     """Command: the request's next stage begins; store the measurements so far."""
 
@@ -167,6 +194,8 @@ class AnswerAction:
     """Execution in a stage without a verdict, as far as known: an attempt was cut short."""
     usage: Mapping[str, float] = field(default_factory=dict)
     """Usage of a stage without a verdict, as far as known."""
+    parked_s: float = 0.0
+    """Time for which it was parked in a stage without a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,5 +241,15 @@ class PullImage:
 
 
 Command = (
-    Grant | Revoke | Advance | AnswerAction | AskInventory | SetShare | CloseEnvironment | ForgetTrajectory | PullImage
+    Grant
+    | Revoke
+    | Park
+    | Resume
+    | Advance
+    | AnswerAction
+    | AskInventory
+    | SetShare
+    | CloseEnvironment
+    | ForgetTrajectory
+    | PullImage
 )

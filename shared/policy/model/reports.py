@@ -34,6 +34,10 @@ class HeldGrant:
     """Units it takes."""
     queued: bool = False
     """It is in the node's queue and holds no units yet."""
+    parked: bool = False
+    """Its environment is frozen; `units` are those that it needs to continue, and it holds none."""
+    resuming: bool = False
+    """It is parked and the node has received the request to continue."""
 
 
 HeldGrants = Mapping[str, HeldGrant]

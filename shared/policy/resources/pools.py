@@ -53,7 +53,7 @@ class Lane:
     node: str = ""
     """The only node that can run it; empty: any of the pool's."""
     queue: FairQueue = field(default_factory=FairQueue)
-    parked: set[str] = field(default_factory=set)
+    stuck: set[str] = field(default_factory=set)
     """Waiting actions that no node of the lane could ever take; queued again when nodes change."""
     behind: set[str] = field(default_factory=set)
     """Waiting actions behind an earlier one of their trajectory; queued when that is answered."""
@@ -65,7 +65,7 @@ class Lane:
     @property
     def waiting(self) -> int:
         """Number of actions."""
-        return len(self.queue) + len(self.parked) + len(self.behind) + len(self.postponed)
+        return len(self.queue) + len(self.stuck) + len(self.behind) + len(self.postponed)
 
 
 BEGINS = "begins"

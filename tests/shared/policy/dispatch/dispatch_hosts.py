@@ -19,6 +19,12 @@ class Run:
     revoked: bool = False
     queue_s: float = 0.0
     """Seconds in the host's queue before it began."""
+    parked: bool = False
+    resuming: bool = False
+    """It is parked and has asked to continue."""
+    paused_at: float = 0.0
+    paused_s: float = 0.0
+    """Seconds for which it was parked, up to its last `Resume`."""
 
     def waited(self, now: float) -> Run:
         """Return the queued attempt as it begins or leaves the queue."""
@@ -42,6 +48,15 @@ class EnvironmentEndReport:
     incarnation: str
     trajectory: str
     ended: TrajectoryEnd
+
+
+@dataclass(frozen=True, slots=True)
+class ParkReport:
+    """A host's report that it has parked an attempt, or (`resuming`) that a parked one asks to continue."""
+
+    action: str
+    attempt: int
+    resuming: bool = False
 
 
 @dataclass(slots=True)
@@ -76,7 +91,7 @@ class Host:
 
     def fits(self, grant: Grant) -> bool:
         def taken(resource: str) -> int:
-            held = [run.grant.units for run in self.runs.values()] + list(self.environments.values())
+            held = [run.grant.units for run in self.runs.values() if not run.parked] + list(self.environments.values())
             return sum(units.get(resource, 0) for units in held)
 
         return all(taken(name) + units <= self.capacity.get(name, 0) for name, units in grant.units.items())
@@ -103,7 +118,15 @@ class Host:
 
         def holding(run: Run, *, queued: bool) -> HeldGrant:
             grant = run.grant
-            return HeldGrant(grant.stage, grant.attempt, 0.0 if queued else now - run.since, grant.units, queued)
+            return HeldGrant(
+                grant.stage,
+                grant.attempt,
+                0.0 if queued else now - run.since,
+                grant.units,
+                queued,
+                run.parked,
+                run.resuming,
+            )
 
         held = {action_id: holding(run, queued=False) for action_id, run in self.runs.items()}
         return held | {action_id: holding(run, queued=True) for action_id, run in self.queue.items()}

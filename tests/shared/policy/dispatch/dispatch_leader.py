@@ -9,10 +9,12 @@ from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import (
     ActionRestored,
+    AttemptParked,
     EnvironmentGone,
     InventoryReported,
     PlacementRestored,
     PlannerChecked,
+    ResumeRequested,
     TrajectoryRestored,
 )
 from shared.policy.model.formulation import (
@@ -28,7 +30,7 @@ from shared.policy.model.formulation import (
 )
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
-from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport
+from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, ParkReport
 from tests.shared.policy.dispatch.dispatch_records import MOST_ATTEMPTS, Records
 from tests.shared.policy.strategies import SPECS, joined, reported, submitted
 
@@ -74,11 +76,16 @@ class LeaderRecords(Records):
                 continue
             self.do(self.leader.handle(self.now, reported(*ends)))
             ends = []
+            if isinstance(entry, ParkReport):
+                one = ResumeRequested(entry.action) if entry.resuming else AttemptParked(entry.action, entry.attempt)
+                self.do(self.leader.handle(self.now, one))
+                continue
             if isinstance(entry, EnvironmentEndReport):
                 gone = (entry.node, entry.incarnation, entry.trajectory, entry.ended, "so be it")
                 self.do(self.leader.handle(self.now, EnvironmentGone(*gone)))
                 continue
             if entry.epoch == self.epoch:
+                self.adopted += sum(one.parked for one in entry.held.values())
                 self.inventoried.setdefault(entry.node, set()).add(entry.incarnation)
                 account = (entry.held, entry.environments)
                 self.do(self.leader.handle(self.now, InventoryReported(entry.node, entry.incarnation, *account)))

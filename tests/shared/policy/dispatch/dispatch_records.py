@@ -14,7 +14,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, StageAct
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
-from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory
+from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, ParkReport
 
 MOST_ATTEMPTS = 3
 
@@ -33,7 +33,7 @@ class Records:
     carried: dict[tuple[str, int], tuple[StageAct, ...]] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     answers: dict[str, AnswerAction] = field(default_factory=dict)
-    outcomes: list[Ended | Inventory | EnvironmentEndReport] = field(default_factory=list)
+    outcomes: list[Ended | Inventory | EnvironmentEndReport | ParkReport] = field(default_factory=list)
     read: int = 0
     """Number of `outcomes` that the leader has read."""
     writes: list[tuple[str, Command]] = field(default_factory=list)
@@ -48,6 +48,11 @@ class Records:
     """(action, stage) of every execution that has begun."""
     waited: int = 0
     """Grants that waited in a host's queue."""
+    parked: int = 0
+    """Number of times that an attempt was parked."""
+    resumed: int = 0
+    adopted: int = 0
+    """Parked attempts in inventories that a leader has read."""
     recalled: int = 0
     """Grants of actions that had been recalled."""
     planned: bool = True
@@ -82,7 +87,7 @@ class Records:
         """Assert that queueing and execution are parts of the passed time, all queueing if it was never sent."""
         passed_s = self.now - self.requests[answer.action].arrival[0] / 1000
         parts = [part for act in answer.acts for part in (act.queue_s, act.execution_s)]
-        parts += [answer.queue_s, answer.execution_s]
+        parts += [answer.queue_s, answer.execution_s, answer.parked_s, *(act.parked_s for act in answer.acts)]
         found = f"{answer} after {passed_s} s"
         assert min(parts) >= 0, f"less than no time: {found}"
         assert sum(parts) <= passed_s + 0.001, f"more time than has passed: {found}"

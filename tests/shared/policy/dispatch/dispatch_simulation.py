@@ -10,10 +10,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.policy.dispatch.stimuli import NodeLost, NodeSeen, TickPassed, TrajectoryClosed
-from shared.policy.model.formulation import AskInventory, CloseEnvironment, Grant, Request, Revoke, TrajectoryEnd
+from shared.policy.model.formulation import (
+    AskInventory,
+    CloseEnvironment,
+    Grant,
+    Park,
+    Request,
+    Resume,
+    Revoke,
+    TrajectoryEnd,
+)
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult, ExecutionStatus
-from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, Run
+from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, ParkReport, Run
 from tests.shared.policy.dispatch.dispatch_leader import LeaderRecords
 from tests.shared.policy.strategies import joined, submitted
 
@@ -51,6 +60,10 @@ class DispatchSimulation(LeaderRecords):
                     known = host.runs.get(message.action)
                     if known is not None and known.grant.attempt == message.attempt and not message.recall:
                         known.revoked = True
+                case Park() if message.action in host.runs:
+                    self.park(host, host.runs[message.action], message.attempt)
+                case Resume():
+                    self._resume(host, message)
                 case AskInventory():
                     account = (host.held(self.now), dict(host.environments))
                     self.outcomes.append(Inventory(host.name, host.incarnation, epoch, *account))
@@ -107,6 +120,31 @@ class DispatchSimulation(LeaderRecords):
             for end in self.outcomes
         )
 
+    def park(self, host: Host, run: Run, attempt: int) -> None:
+        """Freeze an attempt in an environment, free its units, and report it. No effect if it is parked already."""
+        if not self._trajectory(run) or run.parked or run.grant.attempt != attempt:
+            return
+        run.parked, run.paused_at = True, self.now
+        self.parked += 1
+        self.outcomes.append(ParkReport(run.grant.action, attempt))
+        self._begun(host.advance(self.now))
+
+    def ask_to_resume(self, run: Run) -> None:
+        """Report that a parked attempt asks to continue."""
+        run.resuming = True
+        self.outcomes.append(ParkReport(run.grant.action, run.grant.attempt, resuming=True))
+
+    def _resume(self, host: Host, command: Resume) -> None:
+        run = host.runs.get(command.action)
+        if run is None or run.grant.attempt != command.attempt:
+            return  # it has ended
+        assert run.parked, f"it is not parked: {command}"
+        assert command.units == run.grant.units, f"other units than it had: {command}"
+        assert host.fits(run.grant), f"{host.name} cannot hold {command}"
+        run.parked = run.resuming = False
+        run.paused_s += self.now - run.paused_at
+        self.resumed += 1
+
     def end(
         self, host: Host, run: Run, status: ExecutionStatus, passed: bool | None = None, *, exists: bool = True
     ) -> None:
@@ -126,7 +164,8 @@ class DispatchSimulation(LeaderRecords):
     def _report(
         self, host: Host, run: Run, status: ExecutionStatus, passed: bool | None = None, *, exists: bool = True
     ) -> None:
-        grant, lasted_s = run.grant, self.now - run.since
+        paused_s = run.paused_s + (self.now - run.paused_at if run.parked else 0.0)
+        grant, lasted_s = run.grant, self.now - run.since - paused_s
         self.outcomes.append(
             Ended(
                 grant.action,
@@ -200,6 +239,9 @@ class DispatchSimulation(LeaderRecords):
             for host in self.hosts.values():
                 self.deliver(host, len(host.inbox))
                 for run in list(host.runs.values()):
+                    if run.parked and not run.revoked:
+                        self.ask_to_resume(run)
+                        continue
                     self.end(host, run, "cancelled" if run.revoked else "ok", None if run.revoked else True)
             self.lead_reads(len(self.outcomes))
 
@@ -235,5 +277,5 @@ class DispatchSimulation(LeaderRecords):
         assert not self.leader.cluster.environments.orphans
         for pool in self.leader.cluster.queues.pools.values():
             assert not pool.queue
-            assert not pool.parked
+            assert not pool.stuck
             assert pool.demand.units == pool.outside.units == 0

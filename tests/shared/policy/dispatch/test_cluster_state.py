@@ -1,4 +1,4 @@
-"""Cluster state: actions between queues and nodes, and parked actions."""
+"""Cluster state: actions between queues and nodes, and stuck actions."""
 
 from __future__ import annotations
 
@@ -89,25 +89,25 @@ def test_a_node_keeps_what_it_holds_of_the_newest_attempt(holding: HeldGrant, ta
 # ---- parking ---------------------------------------------------------------------------------------------------------
 
 
-def test_work_that_no_node_can_take_is_parked_until_nodes_change() -> None:
+def test_work_that_no_node_can_take_is_stuck_until_nodes_change() -> None:
     cluster = cluster_with(node("n", {"cores": 4}))
     wide = queue(cluster, "wide", 5, batch="b")
     queue(cluster, "narrow", 1, at=1)
     commands = schedule(cluster, 1.0)
     assert [one.action for one in commands if isinstance(one, Grant)] == ["narrow"]
-    assert cluster.queues.pool(CORES).parked == {"wide"}
+    assert cluster.queues.pool(CORES).stuck == {"wide"}
     cluster.check()
     cluster.queues.rekey("b", 3.0)
     wider = node("w", {"cores": 5})
     wider.ready = True
     cluster.add_node(wider)
     cluster.queues.nodes_changed()
-    assert cluster.queues.pool(CORES).parked == set()
+    assert cluster.queues.pool(CORES).stuck == set()
     assert [one.action for one in schedule(cluster, 2.0) if isinstance(one, Grant)] == ["wide"]
     assert wide.node == "w"
 
 
-def test_parked_work_can_be_removed() -> None:
+def test_stuck_work_can_be_removed() -> None:
     cluster = cluster_with(node("n", {"cores": 4}))
     wide = queue(cluster, "wide", 5)
     schedule(cluster, 1.0)
@@ -116,8 +116,8 @@ def test_parked_work_can_be_removed() -> None:
     assert cluster.queues.queued == {}
 
 
-def test_without_any_node_nothing_is_parked() -> None:
+def test_without_any_node_nothing_is_stuck() -> None:
     cluster = ClusterState()
     queue(cluster, "r")
     assert schedule(cluster, 1.0) == []
-    assert cluster.queues.pool(CORES).parked == set()
+    assert cluster.queues.pool(CORES).stuck == set()

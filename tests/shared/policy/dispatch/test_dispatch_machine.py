@@ -14,6 +14,7 @@ from shared.policy.dispatch.stimuli import (
     AttemptStarted,
     BatchCancelled,
     EstimateReceived,
+    ParkRequested,
     PlannerChecked,
     TargetReceived,
 )
@@ -165,6 +166,9 @@ class MeshMachine(RuleBasedStateMachine):
         self.grants_arrive()
         for host in self.simulation.hosts.values():
             for run in list(host.runs.values()):
+                if run.parked and not run.revoked:
+                    self.simulation.ask_to_resume(run)
+                    continue
                 self.simulation.end(host, run, "cancelled" if run.revoked else "ok", None if run.revoked else True)
         if not read_later:
             self.simulation.lead_reads(len(self.simulation.outcomes))
@@ -176,8 +180,32 @@ class MeshMachine(RuleBasedStateMachine):
             runs = [(host, run) for host in self.simulation.hosts.values() for run in host.runs.values()]
             if runs:
                 host, run = runs[pick % len(runs)]
+                if run.parked and status != "lost" and not run.revoked:
+                    continue  # a frozen process reaches no verdict
+                status = "lost" if run.parked else status
                 killed = run.revoked and status not in ("ok", "timeout")
                 self.simulation.end(host, run, "cancelled" if killed else status, passed)
+
+    @precondition(lambda self: any(host.runs for host in self.simulation.hosts.values()))
+    @rule(picks=st.lists(picks, min_size=1, max_size=3), leader=st.booleans())
+    def park(self, picks: list[int], leader: bool) -> None:
+        """Attempts are parked, by their host itself or because the leader was asked."""
+        for pick in picks:
+            runs = [(host, run) for host in self.simulation.hosts.values() for run in host.runs.values()]
+            if runs:
+                host, run = runs[pick % len(runs)]
+                action, attempt = run.grant.action, run.grant.attempt
+                if leader:
+                    asked = (AttemptStarted(action, attempt), ParkRequested(action))
+                    self.simulation.do(self.simulation.leader.handle(self.simulation.now, *asked))
+                else:
+                    self.simulation.park(host, run, attempt)
+
+    @precondition(lambda self: any(run.parked for host in self.simulation.hosts.values() for run in host.runs.values()))
+    @rule(pick=picks)
+    def resume(self, pick: int) -> None:
+        parked = [run for host in self.simulation.hosts.values() for run in host.runs.values() if run.parked]
+        self.simulation.ask_to_resume(parked[pick % len(parked)])
 
     @rule(pick=picks, orderly=st.booleans(), returns=st.booleans(), survive=st.booleans())
     def stop_host(self, pick: int, orderly: bool, returns: bool, survive: bool) -> None:

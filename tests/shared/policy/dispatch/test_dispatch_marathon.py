@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.shared.policy.dispatch.test_dispatch_machine import POOLS, MeshMachine
-from tests.shared.policy.strategies import COSTS, work
+from tests.shared.policy.strategies import COSTS, ENVIRONMENTS, work
 
 STEPS = 250
 SEEDS = 100
@@ -19,7 +19,7 @@ SEEDS = 100
 WEIGHTS = {
     "submit": 30, "grants_arrive": 40, "end": 60, "read": 40, "deliver": 10, "write": 10, "pass_time": 12, "started": 4,
     "cancel": 6, "cancel_batch": 1, "target": 3, "planner": 3, "estimate": 3, "stop_host": 3, "start_hosts": 6,
-    "cut_off_or_rejoin": 2, "take_over": 4, "trim": 2,
+    "cut_off_or_rejoin": 2, "take_over": 4, "trim": 2, "act": 10, "park": 16, "resume": 12,
 }  # fmt: skip
 
 
@@ -41,6 +41,17 @@ def drafts(rng: random.Random) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def acts(rng: random.Random) -> list[dict[str, Any]]:
+    return [
+        {
+            "need": rng.choice(ENVIRONMENTS),
+            "work": work(units={"cores": rng.randint(1, 3)}, kind="act", timeout_s=5.0, repeatable=rng.random() < 0.5),
+            "budget_s": rng.choice([20.0, 1e6, 1e6]),
+        }
+        for _ in range(rng.randint(1, 2))
+    ]
+
+
 def endings(rng: random.Random) -> list[tuple[int, tuple[str, bool | None]]]:
     common = [("ok", True)] * 9 + [("lost", None)] * 6
     rare: list[tuple[str, bool | None]] = [("ok", None), ("ok", False), ("timeout", None), ("refused", None)]
@@ -49,6 +60,9 @@ def endings(rng: random.Random) -> list[tuple[int, tuple[str, bool | None]]]:
 
 ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "submit": lambda rng: {"drafts": drafts(rng)},
+    "act": lambda rng: {"drafts": acts(rng)},
+    "park": lambda rng: {"picks": [rng.randrange(8) for _ in range(4)], "leader": rng.random() < 0.3},
+    "resume": lambda rng: {"pick": rng.randrange(8)},
     "end": lambda rng: {"ends": endings(rng)},
     "deliver": lambda rng: {"pick": rng.randrange(8), "most": rng.randint(1, 6)},
     "read": lambda rng: {"most": rng.randint(1, 6)},
@@ -89,8 +103,10 @@ RUSH: dict[str, Callable[[random.Random], dict[str, Any]]] = {
 def possible(rule: str, mesh: MeshMachine) -> bool:
     simulation = mesh.simulation
     match rule:
-        case "end":
+        case "end" | "park":
             return any(host.runs for host in simulation.hosts.values())
+        case "resume":
+            return any(run.parked for host in simulation.hosts.values() for run in host.runs.values())
         case "cancel":
             return bool(simulation.journal)
         case "trim":
@@ -118,6 +134,8 @@ def history(seed: int, arguments: dict[str, Callable[[random.Random], dict[str, 
         seen["repeated"] += any(act.attempts > 1 for act in answer.acts)
     seen["granted ahead"] = simulation.waited
     seen["recalled"] = simulation.recalled
+    seen["parked"], seen["resumed"] = simulation.parked, simulation.resumed
+    seen["parked under an earlier leader"] = simulation.adopted
     seen["waited without a planner"] = simulation.starved
     return seen
 
@@ -133,5 +151,9 @@ def test_long_histories_keep_the_laws_and_see_everything() -> None:
         "repeated",
         "granted ahead",
         "recalled",
+        "parked",
+        "resumed",
+        "parked under an earlier leader",
+        "environment-lost",
         "waited without a planner",
     } <= {name for name, count in seen.items() if count}, seen

@@ -184,7 +184,7 @@ def test_work_that_no_node_can_take_does_not_block_the_queue() -> None:
     assert set(mesh.answered.values()) == {"ok", "expired"}
 
 
-def test_parked_work_runs_when_a_node_that_can_take_it_joins() -> None:
+def test_stuck_work_runs_when_a_node_that_can_take_it_joins() -> None:
     mesh = VirtualTimeMesh([node("n")], lambda _: 1.0)
     mesh.submit(request("alien", work(kind="cobol"), batch="b"))
     mesh.dispatcher.handle(0.0, EstimateReceived("b", 5.0))

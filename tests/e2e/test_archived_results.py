@@ -160,6 +160,21 @@ async def test_fifty_thousand_results_pass_through_sixteen_mebibytes(
         assert client.memory_usage(f"archived:{batch}", samples=0) < 100 * MANY
 
 
+async def test_the_usage_of_a_batch_is_the_same_after_its_answers_have_moved(
+    stack: RunningStack, trainer: Trainer, http: aiohttp.ClientSession
+) -> None:
+    await trainer.declare("programs", {"stages": [{"name": "run", "kind": "code.run", "params": {"code": "1"}}]})
+    batch = await trainer.open("programs", "used", 3)
+    await send(trainer, batch, 3)
+    answers = await trainer.follow(batch)
+    await archived(stack, batch)
+
+    used = [answer["usage"] for answer in answers]
+    assert all(usage == answer["stages"][0]["usage"] for usage, answer in zip(used, answers, strict=True))
+    assert all(usage["cpu_s"] > 0 for usage in used)
+    assert (await trainer.view(batch))["usage"] == pytest.approx({"cpu_s": sum(usage["cpu_s"] for usage in used)})
+
+
 async def test_an_archived_answer_is_given_again_and_never_made_again(
     stack: RunningStack, trainer: Trainer, http: aiohttp.ClientSession
 ) -> None:

@@ -55,6 +55,8 @@ async def test_each_stage_may_end_a_request_and_scores_its_own_time_limit(http: 
         "sleeps": ("timeout", -3.0, 2),
     }
     assert not any(answer.get("mask") for answer in got.values())
+    assert got["spins"]["usage"]["cpu_s"] > 1.0, "of the program that its stage's limit of 3 s ended"
+    assert 0.0 < got["passes"]["usage"]["cpu_s"] < got["spins"]["usage"]["cpu_s"]
     assert {answer["request_id"]: answer["score"] for answer in await results(http, unscored)} == {
         "spins": -1.0,
         "sleeps": -1.0,

@@ -21,55 +21,12 @@ import psutil
 import pytest
 
 from shared.runtime.stack_state import State
+from tests.architecture.test_metric_names import METRICS
 from treadle.testing.servers import clean_environment, temporary_home
 from treadle.testing.stack import RunningStack, running_stack
 
 WITHIN_S = 90.0
 TREADLE = Path(sys.executable).with_name("treadle")
-
-METRICS = {
-    "proxy": {
-        "treadle_proxy_act_seconds",
-        "treadle_proxy_answered_total",
-        "treadle_proxy_archive_failures_total",
-        "treadle_proxy_archived_answers_total",
-        "treadle_proxy_body_bytes",
-        "treadle_proxy_disk_free_bytes",
-        "treadle_proxy_disk_total_bytes",
-        "treadle_proxy_held_calls",
-        "treadle_proxy_held_resubmissions_total",
-        "treadle_proxy_leader_epoch",
-        "treadle_proxy_leader_up",
-        "treadle_proxy_nodes",
-        "treadle_proxy_planner_up",
-        "treadle_proxy_queue_seconds",
-        "treadle_proxy_queued_actions",
-        "treadle_proxy_run_code_calls_total",
-        "treadle_proxy_service_restarts",
-        "treadle_proxy_store_up",
-        "treadle_proxy_stuck_actions",
-        "treadle_proxy_submitted_total",
-        "treadle_proxy_unanswered_actions",
-        "treadle_proxy_valkey_bound_bytes",
-        "treadle_proxy_valkey_used_bytes",
-        "treadle_proxy_waiting_callers",
-    },
-    "scaling_planner": {
-        "treadle_scaling_planner_batches_total",
-        "treadle_scaling_planner_deciding_seconds",
-        "treadle_scaling_planner_decisions_total",
-        "treadle_scaling_planner_extra_delay_seconds",
-        "treadle_scaling_planner_target_units",
-    },
-    "cpu_manager": {
-        "treadle_cpu_manager_attempts_total",
-        "treadle_cpu_manager_environment_creation_seconds",
-        "treadle_cpu_manager_environments",
-        "treadle_cpu_manager_environments_ended_total",
-        "treadle_cpu_manager_execution_seconds",
-    },
-}
-"""Written here by hand: a metric that appears, or goes, is a change for those who watch it."""
 
 TASK = {"stages": [{"name": "tests", "kind": "noop", "units": {"cores": 1}}], "batch_size": 1}
 
@@ -172,12 +129,6 @@ def test_metrics_are_those_of_the_list(stack: RunningStack, service: str) -> Non
     _, _, text = fetch(stack.urls[service] + "/metrics")
     served = set(re.findall(r"^# TYPE (treadle_\w+) \w+$", text.decode(), re.MULTILINE))
     assert {name for name in served if not name.endswith("_created")} == METRICS[service]
-
-
-def test_the_documents_have_every_metric() -> None:
-    section = Path("docs/operations.md").read_text().partition("### Metrics")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set().union(*METRICS.values())
 
 
 def test_queueing_nodes_callers_and_restarts_are_metrics(stack: RunningStack) -> None:

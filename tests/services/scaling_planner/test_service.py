@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from services.scaling_planner.terms import GROUP
 from shared.bus import functions
@@ -191,6 +192,33 @@ async def test_the_planner_reports_readiness_and_counts_its_decisions(
         assert (await http.get("/healthz")).status_code == 200
         assert (await http.get("/readyz")).json() == {"status": "ready"}
         assert 'treadle_scaling_planner_target_units{pool="cores@default"} 0.0' in (await http.get("/metrics")).text
+
+
+async def test_decisions_and_ended_batches_are_counted(mesh: Mesh, redis_url: str, database_url: str) -> None:
+    def samples() -> list[float]:
+        found = [
+            REGISTRY.get_sample_value(f"treadle_scaling_planner_{name}", labels)
+            for name, labels in (
+                ("decisions_total", {"why": "no-history"}),
+                ("batches_total", {"state": "complete"}),
+                ("extra_delay_seconds_count", {}),
+            )
+        ]
+        return [one or 0.0 for one in found]
+
+    def deciding() -> float:
+        return REGISTRY.get_sample_value("treadle_scaling_planner_deciding_seconds_count") or 0.0
+
+    before, decided = samples(), deciding()
+    async with running(planner(redis_url, database_url)):
+        await soon(lambda: are(mesh, [0]))
+        await mesh.open("b1")
+        await soon(lambda: are(mesh, [0, 3]))
+        await mesh.end("b1")
+        await soon(lambda: are(mesh, [0, 3, 0]))
+        await soon(lambda: all_acknowledged(mesh, 3))
+    assert [now - one for now, one in zip(samples(), before, strict=True)] == [1, 1, 1]
+    assert deciding() >= decided + 3
 
 
 async def test_postgres_and_valkey_may_restart_and_no_end_of_a_batch_is_lost(stack_home: Path) -> None:

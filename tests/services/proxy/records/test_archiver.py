@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as Broken
 from sqlalchemy import func, select
@@ -128,6 +129,18 @@ async def test_results_move_and_are_read_in_order(driver: ArchiverDriver) -> Non
     assert await command(driver.redis, "XLEN", "results:b") == 5
     assert await driver.rows() == 10
     assert await driver.read() == names(15)
+
+
+async def test_archived_answers_are_counted(driver: ArchiverDriver) -> None:
+    name = "treadle_proxy_archived_answers_total"
+    before = REGISTRY.get_sample_value(name) or 0.0
+    await driver.journal.open()
+    await driver.answer(*names(3), batch="b")
+    await driver.answer("alone")
+    await driver.archive()
+    assert REGISTRY.get_sample_value(name) == before + 4
+    await driver.archive()
+    assert REGISTRY.get_sample_value(name) == before + 4
 
 
 async def test_young_answers_stay_until_they_are_old_or_memory_fills(driver: ArchiverDriver) -> None:

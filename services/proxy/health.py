@@ -19,9 +19,10 @@ from services.proxy.records.disk import StoreDisk
 from services.proxy.records.store import Store
 from shared.api.mesh import DiskView, HealthView, StoreView, ValkeyView
 from shared.bus.connection import ValkeyClock, command
+from shared.bus.keys import Role
+from shared.bus.lease import is_held
 from shared.bus.memory import StoreMemory, store_memory
 from shared.messages.nodes import NODES, Bye
-from shared.messages.targets import PLANNER_LEASE
 from shared.policy.dispatch.backlog import PoolBacklog, lacking
 from shared.runtime import log
 from shared.runtime.stack_state import StackError, read_state
@@ -40,8 +41,6 @@ NEARLY_FULL: Final = 0.8
 MEBIBYTE: Final = 1 << 20
 
 RESTARTS_LOOK_S: Final = 5.0
-
-LEADER_LEASE: Final = "leader"
 
 HEARTBEATS_READ: Final = 256
 """Newest entries of the stream of nodes that a check reads. It only needs one node that is ready."""
@@ -77,13 +76,13 @@ class HealthMonitor:
             try:
                 async with asyncio.timeout(LOOK_S):
                     leader, planner = await asyncio.gather(
-                        command(self._redis, "EXISTS", LEADER_LEASE), command(self._redis, "EXISTS", PLANNER_LEASE)
+                        is_held(self._redis, Role.DISPATCHER), is_held(self._redis, Role.PLANNER)
                     )
                     self.memory = await store_memory(self._redis)
                     self.nodes = await self._a_node_is_ready()
                     self.stuck = [pool for pool in await self._store.pools() if pool.stuck]
                 self._valkey_is(True)
-                self.leader, self.planner = leader == 1, planner == 1
+                self.leader, self.planner = leader, planner
             except (RedisError, OSError) as error:  # the builtin TimeoutError is one of these
                 self._valkey_is(False, str(error) or "no reply in time")
                 self.leader = self.planner = self.nodes = None
@@ -125,7 +124,7 @@ class HealthMonitor:
         """Return the reason why this replica cannot do its work now, or None. Reads Valkey; takes at most 2 s."""
         try:
             async with asyncio.timeout(READY_DEADLINE_S):
-                leads = await command(self._redis, "EXISTS", LEADER_LEASE)
+                leads = await is_held(self._redis, Role.DISPATCHER)
         except (RedisError, OSError):
             return "Valkey does not answer"
         return None if leads else "no proxy leads: what is accepted waits for a leader"

@@ -13,11 +13,11 @@ from services.scaling_planner.service import PlannerService
 from services.scaling_planner.settings import ScalingPlannerSettings
 from shared.bus.connection import TRANSIENT, ValkeyClock, with_retries
 from shared.bus.consumer import Consumer
+from shared.bus.keys import Role
 from shared.bus.lease import Lease
 from shared.bus.tail import Tail
 from shared.messages.batches import BATCHES
 from shared.messages.nodes import NODES
-from shared.messages.targets import PLANNER_LEASE
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.simulation_kernel import warm
 from shared.runtime import log
@@ -52,7 +52,7 @@ class Terms:
     lease: Lease = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lease = Lease(self.redis, PLANNER_LEASE, self.settings.lease_s)
+        self.lease = Lease(self.redis, Role.PLANNER, self.settings.lease_s)
 
     async def run(self) -> None:
         """Loop: acquire the lease and plan."""

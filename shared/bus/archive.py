@@ -1,24 +1,23 @@
-"""Typed calls of the server-side functions in `archive.lua`, about answers that are in Postgres.
+"""Typed calls of the server-side functions in `library/archive.lua`, about answers that are in Postgres.
 
 All are atomic and safe to repeat. The archiver copies the answers first, commits, and then calls these.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from redis.asyncio import Redis
 
+from shared.bus import keys
 from shared.bus.connection import command
 from shared.bus.functions import call
-from shared.runtime.units import Seconds
+from shared.bus.keys import KeyList
 
-UNARCHIVED = "unarchived"
-UNARCHIVED_ACTIONS = "unarchived:actions"
-ARCHIVED = "archived"
-EXPIRING = "expiring"
 ID_READ_AT_ONCE = 512
+MINUTES_AT_ONCE = 100
 
 
 class BatchKey(NamedTuple):
@@ -53,8 +52,22 @@ class DueAnswer(NamedTuple):
     entry: str = ""
     """Journal entry of the action; empty if Valkey no longer has the answer."""
     answer: bytes = b""
-    left_s: Seconds = 0.0
-    """Seconds until the answer expires."""
+    expires_at: float = 0.0
+    """Unix seconds at which the answer expires in Valkey."""
+
+
+def _of(batch: str) -> tuple[str, ...]:
+    """Return the keys of the archive's functions for one batch."""
+    record, results, archived, _ = keys.batch_group(batch)
+    return (keys.KEPT, keys.KEPT_BATCHES, keys.UNARCHIVED, keys.ARCHIVED, record, results, archived)
+
+
+def _action(name: str) -> tuple[str]:
+    return (keys.action(name),)
+
+
+def _minute(minute: str) -> tuple[str]:
+    return (keys.expiring(int(minute)),)
 
 
 def numeric(cursor: str) -> tuple[int, int]:
@@ -65,7 +78,7 @@ def numeric(cursor: str) -> tuple[int, int]:
 
 async def due_batches(redis: Redis, until_ms: int, most: int) -> list[BatchKey]:
     """Return batches with results in Valkey from before `until_ms`, oldest first."""
-    members = await command(redis, "ZRANGEBYSCORE", UNARCHIVED, "-inf", until_ms, "LIMIT", 0, most)
+    members = await command(redis, "ZRANGEBYSCORE", keys.UNARCHIVED, "-inf", until_ms, "LIMIT", 0, most)
     return [BatchKey.of(member) for member in members]
 
 
@@ -76,8 +89,8 @@ async def due_results(
 
     `until_ms`: only results from before this time.
     """
-    stream = f"results:{key.batch}"
-    kept = await command(redis, "HGET", "kept:batches", "/".join(key))
+    stream = keys.results(key.batch)
+    kept = await command(redis, "HGET", keys.KEPT_BATCHES, "/".join(key))
     length = await command(redis, "XLEN", stream)
     if length and kept is not None:
         most = max(1, min(most, most_bytes * length // max(1, int(kept))))
@@ -95,8 +108,9 @@ async def archive_results(redis: Redis, key: BatchKey, actions: Sequence[tuple[s
         last: cursor of the last of these results.
     """
     ms, seq = numeric(last)
-    flat = [part for pair in actions for part in pair]
-    return int(await call(redis, "archive_results", *key, last, f"{ms}-{seq + 1}", *flat))
+    touched = (*_of(key.batch), *(keys.action(action) for action, _ in actions))
+    lengths = (length for _, length in actions)
+    return int(await call(redis, "archive_results_v2", touched, key.tenant, last, f"{ms}-{seq + 1}", *lengths))
 
 
 async def due_actions(redis: Redis, until_ms: int, most: int, most_bytes: int) -> list[DueAnswer]:
@@ -104,7 +118,7 @@ async def due_actions(redis: Redis, until_ms: int, most: int, most_bytes: int) -
 
     Index entries of expired answers are included.
     """
-    rows = await command(redis, "XRANGE", UNARCHIVED_ACTIONS, "-", until_ms, "COUNT", most)
+    rows = await command(redis, "XRANGE", keys.UNARCHIVED_ACTIONS, "-", until_ms, "COUNT", most)
     listed: list[DueAnswer] = []
     for entry, fields in rows:
         one = DueAnswer(entry.decode(), *(fields[at].decode() for at in (1, 3, 5)))
@@ -114,51 +128,60 @@ async def due_actions(redis: Redis, until_ms: int, most: int, most_bytes: int) -
         listed.append(one)
     pipe = redis.pipeline(transaction=False)
     for one in listed:
-        pipe.hmget(f"action:{one.action}", ["e", "a"])
-        pipe.pttl(f"action:{one.action}")
+        pipe.hmget(keys.action(one.action), ["entry", "answer"])
+        pipe.pexpiretime(keys.action(one.action))
     replies = await pipe.execute() if listed else []
     found: list[DueAnswer] = []
-    for one, (entry, answer), left_ms in zip(listed, replies[::2], replies[1::2], strict=True):
+    for one, (entry, answer), expires_ms in zip(listed, replies[::2], replies[1::2], strict=True):
         if answer is None:
             found.append(one)
         else:
-            found.append(one._replace(entry=entry.decode(), answer=answer, left_s=left_ms / 1000))
+            found.append(one._replace(entry=entry.decode(), answer=answer, expires_at=expires_ms / 1000))
     return found
 
 
 async def archive_actions(redis: Redis, actions: Sequence[DueAnswer]) -> int:
     """Free answers that are in Postgres or have expired. Their keys stay as compact ids. Return how many."""
-    flat = [part for one in actions for part in (one.listed, one.action, one.entry, one.size, one.tenant)]
-    return int(await call(redis, "archive_actions", *flat))
+    touched = KeyList(keys.KEPT, keys.UNARCHIVED_ACTIONS, keys.EXPIRING)
+    args: list[str | int] = []
+    for one in actions:
+        action = touched.position(one.action, _action)
+        minute = touched.position(str(math.ceil(one.expires_at / 60)), _minute) if one.entry else 0
+        args += (one.listed, action, one.entry, one.size, one.tenant, minute)
+    return int(await call(redis, "archive_actions_v2", touched.listed, *args))
 
 
 async def expire_kept(redis: Redis) -> int:
     """Subtract expired compact ids from the tenants' accounts. Return how many minutes were processed."""
-    return int(await call(redis, "expire_kept"))
+    seconds, _ = await command(redis, "TIME")
+    past = int(seconds) // 60 - 1
+    minutes = await command(redis, "ZRANGEBYSCORE", keys.EXPIRING, "-inf", past, "LIMIT", 0, MINUTES_AT_ONCE)
+    touched = (keys.KEPT, keys.EXPIRING, *(keys.expiring(int(minute)) for minute in minutes))
+    return int(await call(redis, "expire_kept_v2", touched)) if minutes else 0
 
 
 async def release_batch(redis: Redis, key: BatchKey) -> bool:
     """Delete the records of an expired batch that has nothing in Postgres. False: the batch exists."""
-    return bool(await call(redis, "release_batch", *key) == 1)
+    return bool(await call(redis, "release_batch_v2", _of(key.batch), key.tenant) == 1)
 
 
 async def expired_batches(redis: Redis, index: str) -> list[BatchKey]:
-    """Return batches of an index (`UNARCHIVED`, `ARCHIVED`) that have expired in Valkey. O(batches in the index)."""
+    """Return batches of an index (`keys.UNARCHIVED`, `keys.ARCHIVED`) that have expired. O(batches in the index)."""
     gone: list[BatchKey] = []
     cursor = b"0"
     while True:
         cursor, flat = await command(redis, "ZSCAN", index, cursor, "COUNT", ID_READ_AT_ONCE)
-        keys = [BatchKey.of(member) for member in flat[::2]]
+        members = [BatchKey.of(member) for member in flat[::2]]
         pipe = redis.pipeline(transaction=False)
-        for key in keys:
-            pipe.exists(f"batch:{key.batch}")
-        there = await pipe.execute() if keys else []
-        gone += [key for key, exists in zip(keys, there, strict=True) if not exists]
+        for key in members:
+            pipe.exists(keys.batch(key.batch))
+        there = await pipe.execute() if members else []
+        gone += [key for key, exists in zip(members, there, strict=True) if not exists]
         if cursor == b"0":
             return gone
 
 
 async def kept(redis: Redis) -> dict[str, int]:
     """Return {tenant: bytes of Valkey's memory of its answers and compact ids}."""
-    flat = await command(redis, "HGETALL", "kept")
+    flat = await command(redis, "HGETALL", keys.KEPT)
     return {name.decode(): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}

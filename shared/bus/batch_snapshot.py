@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from redis.asyncio import Redis
 
+from shared.bus import keys
 from shared.bus.connection import command
 from shared.messages import batch_snapshot
 from shared.messages.batch_snapshot import OpenBatchesSnapshot
@@ -17,7 +18,7 @@ async def read_snapshot(redis: Redis) -> OpenBatchesSnapshot | None:
     """Return the last snapshot of every batch's unanswered requests. None: not published, or by a leader of another
     version.
     """
-    raw = await command(redis, "HGET", "backlog", "batches")
+    raw = await command(redis, "HGET", keys.BACKLOG, "batches")
     try:
         return batch_snapshot.decode(raw) if raw is not None else None
     except UNREADABLE:
@@ -41,7 +42,7 @@ async def read_counts(redis: Redis, batches: Sequence[str]) -> list[BatchCounts 
         return []
     pipe = redis.pipeline(transaction=False)
     for batch in batches:
-        pipe.hmget(f"batch:{batch}", ["submitted", "answered", "state", "unqueued_end_ms"])
+        pipe.hmget(keys.batch(batch), ["submitted", "answered", "state", "unqueued_end_ms"])
     rows = await pipe.execute()
     return [
         None

@@ -1,7 +1,7 @@
-"""Typed calls of the server-side functions in `functions.lua`. All are atomic and safe to repeat.
+"""The server-side function library, and typed calls of its functions for actions. All are atomic and safe to repeat.
 
-Those of `trajectories.lua` are in `shared.bus.trajectories`, those of `archive.lua` in `shared.bus.archive`, those of
-`nodes.lua` in `shared.bus.nodes`.
+Calls of the other functions are beside the keys that they change: `lease`, `batches`, `trajectories`, `archive`,
+`nodes`, `backlog`, `identity`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,28 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
+from shared.bus import keys
 from shared.bus.connection import MEMORY_FULL, command
-from shared.messages import batch_snapshot
-from shared.messages.batch_snapshot import OpenBatchesSnapshot
-from shared.messages.batches import BATCHES, BatchOpened, RolloutProgress
-from shared.policy.dispatch.backlog import Backlog
+from shared.bus.keys import KeyList, Role
 from shared.runtime.errors import Overloaded
 from shared.runtime.units import Epoch, Seconds
 
-_packed = msgspec.msgpack.Encoder().encode
-
-
-SOURCES = ("functions.lua", "trajectories.lua", "archive.lua", "nodes.lua")
-"""Parts of one library. Later ones use definitions of the first."""
+SOURCES = (
+    "base.lua",
+    "leases.lua",
+    "journal.lua",
+    "batches.lua",
+    "answers.lua",
+    "grants.lua",
+    "trajectories.lua",
+    "archive.lua",
+    "nodes.lua",
+    "mesh.lua",
+)
+"""Files of one library in the folder `library`. Each uses definitions of those before it."""
 
 
 class Deposed(Exception):
@@ -70,23 +75,6 @@ class Receipt(NamedTuple):
     (disk-short), or how the trajectory ended and why, with a space between (trajectory-ended)."""
 
 
-class BatchOpeningResult(NamedTuple):
-    """Result of `open_batch`."""
-
-    code: Literal["opened", "repeated", "conflict"]
-    """Conflict: this key has opened a batch of another size."""
-    batch: str
-    """The batch of this key."""
-
-
-class IdKey(NamedTuple):
-    """Key of derived ids."""
-
-    key: bytes
-    older_until: float
-    """Until this time, ids that an older version made without a key are looked up. Unix seconds; 0 in a fresh store."""
-
-
 class Answering(NamedTuple):
     """One item of `answer_actions`."""
 
@@ -104,6 +92,8 @@ class Answering(NamedTuple):
     """Entry of `outcomes` behind the answer. It is deleted together with this."""
     unqueued_end_ms: int = 0
     """When it would have finished without any queueing, Unix milliseconds. The batch keeps the latest."""
+    trajectory: str = ""
+    """Trajectory whose environment it needed. Its action is not executed again."""
 
 
 class Advancing(NamedTuple):
@@ -145,7 +135,20 @@ _CODES: dict[int, Any] = {
     -8: "answer-gone",
     -9: "tenant-full",
 }
-_OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict"}
+_EPOCH = keys.epoch(Role.DISPATCHER)
+
+
+def source() -> str:
+    """Return the library's source."""
+    return "".join(files("shared.bus").joinpath("library", name).read_text("utf-8") for name in SOURCES)
+
+
+def _alone(key: str) -> tuple[str]:
+    return (key,)
+
+
+def _action(name: str) -> tuple[str]:
+    return (keys.action(name),)
 
 
 async def load(redis: Redis) -> None:
@@ -154,14 +157,14 @@ async def load(redis: Redis) -> None:
     An identical library is not loaded again. Valkey rejects loading while its memory is full, and services must be able
     to restart then.
     """
-    source = "".join(files("shared.bus").joinpath(name).read_text("utf-8") for name in SOURCES)
+    wanted = source()
     known = await command(redis, "FUNCTION", "LIST", "LIBRARYNAME", "treadle", "WITHCODE")
-    if not any(source.encode() in library for library in known):
-        await command(redis, "FUNCTION", "LOAD", "REPLACE", source)
+    if not any(wanted.encode() in library for library in known):
+        await command(redis, "FUNCTION", "LOAD", "REPLACE", wanted)
 
 
-async def call(redis: Redis, name: str, *args: Any, keys: Sequence[str] = ()) -> Any:
-    """Call one function of the library and return its plain reply.
+async def call(redis: Redis, name: str, keys: Sequence[str], *args: Any) -> Any:
+    """Call one function of the library with the keys that it touches. Return its plain reply.
 
     Raises:
         Deposed: it is a leader's function, and its epoch is over.
@@ -175,16 +178,6 @@ async def call(redis: Redis, name: str, *args: Any, keys: Sequence[str] = ()) ->
         if str(error).startswith("FENCED"):
             raise Deposed from error
         raise
-
-
-async def lead(redis: Redis, holder: str, ttl_s: Seconds) -> Epoch:
-    """Take or renew the dispatching lease. Return the epoch, or 0 while another process holds it."""
-    return int(await call(redis, "lead", holder, round(ttl_s * 1000)))
-
-
-async def resign(redis: Redis, holder: str) -> None:
-    """Release the lease if it is still ours."""
-    await call(redis, "resign", holder)
 
 
 async def journal_actions(
@@ -201,11 +194,32 @@ async def journal_actions(
     Raises:
         Overloaded: Valkey's memory bound is reached; nothing of this call was accepted.
     """
+    touched = KeyList(keys.ACTIONS, keys.BATCHES, keys.KEPT, *(keys.action(item.action) for item in submissions))
     args: list[Any] = [max_journal, most_kept]
-    for item in submissions:
-        args += ("action:" + item.action, item.digest, item.batch, item.trajectory, item.tenant, item.payload)
-    replies = await call(redis, "journal_actions", *args)
+    for _, digest, batch, payload, trajectory, tenant in submissions:
+        args += (
+            digest,
+            touched.position(batch, keys.submission_group) if batch else 0,
+            touched.position(trajectory, keys.trajectory_group) if trajectory else 0,
+            tenant,
+            payload,
+        )
+    replies = await call(redis, "journal_actions_v2", touched.listed, *args)
     return [Receipt(_CODES[code], entry.decode()) for code, entry in replies]
+
+
+_ANSWERING = (
+    _EPOCH,
+    keys.ACTIONS,
+    keys.ANSWERED,
+    keys.OUTCOMES,
+    keys.UNARCHIVED,
+    keys.UNARCHIVED_ACTIONS,
+    keys.KEPT,
+    keys.KEPT_BATCHES,
+    keys.BATCHES_OPEN,
+    keys.BATCHES,
+)
 
 
 async def answer_actions(
@@ -216,10 +230,22 @@ async def answer_actions(
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
     """
+    touched = KeyList(*_ANSWERING, *(keys.action(item.action) for item in answers))
     args: list[Any] = [epoch, round(keep_batch_s)]
     for item in answers:
-        args += item
-    return [flag == 1 for flag in await call(redis, "answer_actions", *args)]
+        batch, trajectory = item.batch, item.trajectory
+        args += (
+            item.entry,
+            touched.position(batch, keys.batch_group) if batch else 0,
+            touched.position(trajectory, keys.trajectory_group) if trajectory else 0,
+            item.answer,
+            item.keep_s,
+            item.tenant,
+            item.masked,
+            item.outcome,
+            item.unqueued_end_ms,
+        )
+    return [flag == 1 for flag in await call(redis, "answer_actions_v2", touched.listed, *args)]
 
 
 async def send_grants(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) -> None:
@@ -228,88 +254,40 @@ async def send_grants(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) ->
     Raises:
         Deposed: this leader's epoch is over; nothing was sent.
     """
+    touched = KeyList(_EPOCH, keys.PLACEMENTS, keys.TRAJECTORIES_DUE)
     args: list[Any] = [epoch]
-    for item in grants:
-        args += item
-    await call(redis, "send_grants", *args)
+    for stream, payload, action, mark, trajectory, placement in grants:
+        args += (
+            touched.position(stream, _alone),
+            payload,
+            touched.position(action, _action) if action else 0,
+            mark,
+            touched.position(trajectory, keys.trajectory_group) if trajectory else 0,
+            placement,
+        )
+    await call(redis, "send_grants_v2", touched.listed, *args)
 
 
 async def advance_stages(redis: Redis, epoch: Epoch, steps: Sequence[Advancing]) -> None:
     """Move requests to their next stage."""
     args: list[Any] = [epoch]
-    for step in steps:
-        args += step
-    await call(redis, "advance_stages", *args)
+    for _, stage, carried, outcome in steps:
+        args += (stage, carried, outcome)
+    actions = (keys.action(step.action) for step in steps)
+    await call(redis, "advance_stages_v2", (_EPOCH, keys.OUTCOMES, *actions), *args)
 
 
 async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:
     """Delete processed journal entries that are not requests."""
-    await call(redis, "discard", epoch, *entries)
-
-
-async def publish_backlog(
-    redis: Redis, epoch: Epoch, backlog: Backlog, batches: OpenBatchesSnapshot | None = None
-) -> None:
-    """Publish the backlog for every replica, and where the requests of open batches are.
-
-    `batches` None: the last published value stays.
-
-    Raises:
-        Deposed: this leader's epoch is over; nothing was written.
-    """
-    args: list[Any] = [epoch, _packed(backlog.pools), _packed(backlog.stuck)]
-    if batches is not None:
-        args.append(batch_snapshot.encode(batches))
-    await call(redis, "publish_backlog", *args)
+    await call(redis, "discard_v2", (_EPOCH, keys.ACTIONS), epoch, *entries)
 
 
 async def publish(redis: Redis, stream: str, maxlen: int, payloads: Sequence[bytes]) -> None:
     """Append to a bounded stream, even when memory is full, because nodes' reports lead to freed memory."""
-    await call(redis, "publish", stream, maxlen, *payloads)
-
-
-async def open_batch(
-    redis: Redis, opened: BatchOpened, *, idempotency_key: str, asked: int | None, fields: dict[str, Any]
-) -> BatchOpeningResult:
-    """Open a batch, once per idempotency key.
-
-    Args:
-        redis: the client.
-        opened: the message to publish. Its size is `asked`, or the task's.
-        idempotency_key: the caller's; empty: none.
-        asked: the size that the caller named, if any.
-        fields: further fields of the batch's hash.
-    """
-    flat = [part for pair in fields.items() for part in pair]
-    message = BATCHES.encode(opened)
-    sizes = (asked or 0, opened.size or 0)
-    code, batch = await call(redis, "open_batch", opened.batch, idempotency_key, message, *sizes, *flat)
-    return BatchOpeningResult(_OPENINGS[code], batch.decode())
-
-
-async def end_batch(redis: Redis, batch: str, state: str, *, keep_batch_s: Seconds) -> str | None:
-    """Seal, cancel or abandon a batch. Return its state afterwards; None if there is no such batch."""
-    reply = await call(redis, "end_batch", batch, state, round(keep_batch_s))
-    return None if reply is None else reply.decode()
-
-
-async def progress(redis: Redis, report: RolloutProgress) -> str | None:
-    """Publish the progress of an open or sealed batch's rollout. Return the batch's state; None: no such batch.
-
-    Raises:
-        Overloaded: Valkey's memory bound is reached; nothing was published.
-    """
-    reply = await call(redis, "progress", report.batch, BATCHES.encode(report))
-    return None if reply is None else reply.decode()
-
-
-async def id_key(redis: Redis, candidate: bytes, window_s: Seconds) -> IdKey:
-    """Return the store's key of derived ids. If it has none, `candidate` is stored first."""
-    key, older_until_ms = await call(redis, "id_key", candidate, round(window_s * 1000))
-    return IdKey(key, int(older_until_ms) / 1000)
+    await call(redis, "publish_v2", (stream,), maxlen, *payloads)
 
 
 async def cancel(redis: Redis, action: str, reason: str) -> Literal["requested", "answered", "unknown"]:
     """Request that the leader cancels an action."""
-    code = await call(redis, "cancel", action, reason)
+    code = await call(redis, "cancel_v2", (keys.action(action), keys.ACTIONS), reason)
     return "requested" if code == 1 else "answered" if code == 0 else "unknown"

@@ -1,4 +1,4 @@
-"""A lease on a key of Valkey: one of many processes does a task, and all can see whether there is a holder."""
+"""Leases of roles. One process at a time has a role, and all can see whether one has. Its epoch fences its writes."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ from dataclasses import dataclass, field
 
 from redis.asyncio import Redis
 
+from shared.bus import keys
 from shared.bus.connection import command
 from shared.bus.functions import call
-from shared.runtime.units import Seconds
+from shared.bus.keys import Role
+from shared.runtime.units import Epoch, Seconds
 
 
 @dataclass(slots=True)
 class Lease:
-    """One holder's lease. It does not fence: work under it must be safe to do twice."""
+    """One process's lease of a role. Functions that take an epoch reject the writes of earlier holders (`Deposed`)."""
 
     redis: Redis
-    key: str
+    role: Role
     ttl_s: Seconds
     """Time from the last `hold` until it expires."""
     holder: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    async def hold(self) -> bool:
-        """Take the lease, or renew it for `ttl_s`, even when memory is full. False: another process holds it."""
-        return bool(await call(self.redis, "hold_lease", self.key, self.holder, round(self.ttl_s * 1000)) == 1)
+    async def hold(self) -> Epoch:
+        """Take the lease, or renew it for `ttl_s`, even when memory is full.
+
+        Return the epoch, which a new holder raises by one; 0 while another process holds the lease.
+        """
+        touched = (keys.leader(self.role), keys.epoch(self.role))
+        return int(await call(self.redis, "hold_lease_v2", touched, self.holder, round(self.ttl_s * 1000)))
 
     async def release(self) -> None:
         """Release the lease if it is still ours."""
-        if await command(self.redis, "GET", self.key) == self.holder.encode():
-            await command(self.redis, "DEL", self.key)
+        await call(self.redis, "release_lease", (keys.leader(self.role),), self.holder)
+
+
+async def is_held(redis: Redis, role: Role) -> bool:
+    """Return whether a process has the role."""
+    return bool(await command(redis, "EXISTS", keys.leader(role)) == 1)

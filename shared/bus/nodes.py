@@ -2,7 +2,7 @@
 
 Law: the hash has the hello of every node that has not sent a Bye, however many nodes there are. The stream is bounded,
 and a hello is published with every fifteenth heartbeat only: above 270 nodes the stream has lost some. An incarnation
-never replaces the hello of a later one. The functions are in `nodes.lua`; all are atomic and safe to repeat.
+never replaces the hello of a later one. The functions are in `library/nodes.lua`; all are atomic and safe to repeat.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
 
+from shared.bus import keys
 from shared.bus.connection import command
 from shared.bus.functions import call, publish
+from shared.bus.keys import Role
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.runtime import log
 from shared.runtime.units import Epoch, Seconds
@@ -21,9 +23,6 @@ from shared.runtime.validation import UNREADABLE
 
 _log = log.get(__name__)
 
-HELLOS: Final = "hellos"
-HELLOS_AT: Final = "hellos:at"
-GENERATIONS: Final = "generations"
 MOST_NODES: Final = 4096
 """Most hellos in the hash. Beyond it, the longest silent node leaves."""
 SILENT_KEPT_S: Final[Seconds] = 3600.0
@@ -47,13 +46,13 @@ class StoredHello(NamedTuple):
 
 async def next_generation(redis: Redis, node: str) -> int:
     """Return the generation of a starting manager of this node: higher than those of all earlier ones."""
-    return int(await call(redis, "next_generation", node, keys=(GENERATIONS, HELLOS)))
+    return int(await call(redis, "next_generation", (keys.GENERATIONS, keys.HELLOS), node))
 
 
 async def publish_hello(redis: Redis, hello: Hello) -> bool:
     """Publish and store a hello. False: neither, because a later manager of this node has published one."""
     arguments = (NODES.maxlen, MOST_NODES, hello.node, hello.generation, NODES.encode(hello))
-    return bool(await call(redis, "publish_hello", *arguments, keys=_KEYS) == 1)
+    return bool(await call(redis, "publish_hello", _KEYS, *arguments) == 1)
 
 
 async def publish_heartbeat(redis: Redis, beat: Heartbeat) -> None:
@@ -63,16 +62,16 @@ async def publish_heartbeat(redis: Redis, beat: Heartbeat) -> None:
 
 async def publish_bye(redis: Redis, bye: Bye) -> None:
     """Publish a Bye, and remove the hello of its incarnation."""
-    await call(redis, "publish_bye", NODES.maxlen, bye.node, bye.incarnation, NODES.encode(bye), keys=_KEYS)
+    await call(redis, "publish_bye", _KEYS, NODES.maxlen, bye.node, bye.incarnation, NODES.encode(bye))
 
 
 async def read_hellos(redis: Redis) -> list[StoredHello]:
     """Return the newest hello of each node, the longest silent first. One round trip per `READ_AT_ONCE` of them."""
-    flat = await command(redis, "ZRANGE", HELLOS_AT, 0, -1, "WITHSCORES")
+    flat = await command(redis, "ZRANGE", keys.HELLOS_AT, 0, -1, "WITHSCORES")
     found: list[StoredHello] = []
     for start in range(0, len(flat), 2 * READ_AT_ONCE):
         chunk = flat[start : start + 2 * READ_AT_ONCE]
-        packed = await command(redis, "HMGET", HELLOS, *chunk[::2])
+        packed = await command(redis, "HMGET", keys.HELLOS, *chunk[::2])
         found += [
             StoredHello(hello, float(at_ms) / 1000)
             for hello, at_ms in zip(_decoded(packed), chunk[1::2], strict=True)
@@ -87,11 +86,12 @@ async def expire_hellos(redis: Redis, epoch: Epoch, silent_s: Seconds = SILENT_K
     Raises:
         Deposed: this leader's epoch is over; nothing was removed.
     """
-    removed = await call(redis, "expire_hellos", epoch, round(silent_s * 1000), keys=("leader:epoch", *_KEYS[1:]))
+    touched = (keys.epoch(Role.DISPATCHER), keys.HELLOS, keys.HELLOS_AT)
+    removed = await call(redis, "expire_hellos", touched, epoch, round(silent_s * 1000))
     return [name.decode() for name in removed]
 
 
-_KEYS: Final = (NODES.name, HELLOS, HELLOS_AT)
+_KEYS: Final = (keys.NODES, keys.HELLOS, keys.HELLOS_AT)
 
 
 def _decoded(packed: Sequence[Any]) -> list[Hello | None]:

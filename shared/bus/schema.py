@@ -14,8 +14,11 @@ from typing import Final, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
+from shared.bus import keys
 from shared.bus.connection import command
+from shared.bus.keys import Role
 from shared.bus.renames import rename_messages
+from shared.bus.spelling import OLDER_EPOCH, OLDER_LEASES
 from shared.bus.step4 import apply_step_4
 from shared.messages.actions import ACTIONS
 from shared.messages.base import ENTRY
@@ -23,9 +26,9 @@ from shared.messages.nodes import NODES
 from shared.runtime.units import Seconds
 from shared.runtime.validation import UNREADABLE
 
-KEY: Final = "schema"
+KEY: Final = keys.SCHEMA
 UNVERSIONED: Final = 1
-_TRACES: Final = ("leader:epoch", ACTIONS.name)
+_TRACES: Final = (OLDER_EPOCH, keys.epoch(Role.DISPATCHER), ACTIONS.name)
 """Keys of a used store. The first leader leaves one that never expires."""
 LONGEST_LEASE_S: Final = 10.0
 LONGEST_SILENCE_S: Final = 10.0
@@ -53,7 +56,11 @@ class SchemaStep(NamedTuple):
 STEPS: Final[tuple[SchemaStep, ...]] = (
     SchemaStep(2, "submissions carry an envelope (entries without one are still read); old answers move to Postgres"),
     SchemaStep(3, "kinds and fields of stored messages have standard names", apply=rename_messages),
-    SchemaStep(4, "an outcome has its result as one value", apply=apply_step_4),
+    SchemaStep(
+        4,
+        "an outcome has its result as one value; fields of stored hashes have spelt-out names; leases have roles",
+        apply=apply_step_4,
+    ),
 )
 VERSION: Final = STEPS[-1].version
 """Version of this release."""
@@ -158,9 +165,13 @@ async def apply_upgrade(redis: Redis, upgrade: Upgrade) -> None:
 async def _stopped_services(redis: Redis) -> list[str]:
     """Return the needs that running services do not meet."""
     needs: list[str] = []
-    leads, managers = await asyncio.gather(_leads(redis), _running_managers(redis))
-    if leads:
+    dispatches, plans, managers = await asyncio.gather(
+        _is_renewed(redis, Role.DISPATCHER), _is_renewed(redis, Role.PLANNER), _running_managers(redis)
+    )
+    if dispatches:
         needs.append("no running proxy: one holds the dispatching lease. Stop every service of the mesh")
+    if plans:
+        needs.append("no running planner: one holds the planner's lease. Stop every service of the mesh")
     if managers:
         names = ", ".join(managers[:NAMED]) + (f" and {len(managers) - NAMED} more" if len(managers) > NAMED else "")
         needs.append(
@@ -170,13 +181,15 @@ async def _stopped_services(redis: Redis) -> list[str]:
     return needs
 
 
-async def _leads(redis: Redis) -> bool:
-    """Return whether a proxy renews the lease. A killed proxy's lease expires during the wait."""
-    left_ms = await command(redis, "PTTL", "leader")
-    if left_ms < 0:
-        return bool(left_ms == -1)  # -2: no such key
-    await asyncio.sleep(min(left_ms / 1000, LONGEST_LEASE_S) + 0.1)
-    return bool(await command(redis, "EXISTS", "leader"))
+async def _is_renewed(redis: Redis, role: Role) -> bool:
+    """Return whether a service of this or an older release renews the role's lease. A killed one's lease expires during
+    the wait.
+    """
+    leases = (keys.leader(role), OLDER_LEASES[role])
+    left_ms = max([await command(redis, "PTTL", lease) for lease in leases])  # -2: no such key; -1: it never expires
+    if left_ms >= 0:
+        await asyncio.sleep(min(left_ms / 1000, LONGEST_LEASE_S) + 0.1)
+    return bool(await command(redis, "EXISTS", *leases))
 
 
 async def _running_managers(redis: Redis) -> list[str]:

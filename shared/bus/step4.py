@@ -7,6 +7,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from shared.bus.renames import rewrite_stream
+from shared.bus.spelling import spell_out
 from shared.messages.outcomes import OUTCOMES
 
 _RESULT: Final[tuple[str, ...]] = (
@@ -31,6 +32,7 @@ async def apply_step_4(redis: Redis) -> None:
         Unavailable: a service publishes during every attempt to rewrite a stream.
     """
     await rewrite_stream(redis, OUTCOMES.name, _nest_result)
+    await spell_out(redis)
 
 
 def _nest_result(message: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Generic
 from redis.asyncio import Redis
 
 from shared.bus.connection import TRANSIENT, command
+from shared.messages.actions import INDEX_FIELD, OLDER_INDEX_FIELD
 from shared.messages.base import ENTRY, M, Topic
 from shared.runtime import log
 from shared.runtime.units import Seconds
@@ -85,7 +86,9 @@ class Tail:
             if topic.unreadable is None:
                 return None
             message = topic.unreadable(named, why)
-        return Entry(topic.name, entry_id, message, int(named.get(b"i", -1)))
+        return Entry(
+            topic.name, entry_id, message, int(named.get(INDEX_FIELD) or named.get(OLDER_INDEX_FIELD) or b"-1")
+        )
 
     async def batches(self) -> AsyncIterator[list[Entry[Any]]]:
         """Yield batches of entries until stopped, also across restarts of Valkey; [] after `block_s` without any."""

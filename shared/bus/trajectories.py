@@ -1,20 +1,21 @@
-"""Typed calls of the server-side functions in `trajectories.lua`. All are atomic and safe to repeat."""
+"""Typed calls of the server-side functions in `library/trajectories.lua`. All are atomic and safe to repeat."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
 
+from shared.bus import keys
 from shared.bus.connection import command
 from shared.bus.functions import call
+from shared.bus.keys import Role
 from shared.messages.environments import LOCAL, TRAJECTORIES, EnvironmentsExpected, EnvironmentSpec
 from shared.runtime.units import Epoch, Seconds
 
-PLACEMENTS = "placements"
 READ_AT_ONCE = 512
 
 
@@ -43,10 +44,15 @@ class TrajectoryStatus(NamedTuple):
     reason: str
 
 
+_INDEXES = (keys.TRAJECTORIES_OPEN, keys.TRAJECTORIES_DUE, keys.TRAJECTORIES_ENDED)
 _OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict", -2: "full"}
 _placement = msgspec.msgpack.Decoder(StoredPlacement)
 pack = msgspec.msgpack.Encoder().encode
 """Encodes a placement for the store."""
+
+
+def _records(trajectories: Iterable[str]) -> list[str]:
+    return [key for name in trajectories for key in keys.trajectory_group(name)]
 
 
 async def open_trajectory(
@@ -83,14 +89,17 @@ async def open_trajectory(
         hint = TRAJECTORIES.encode(expected)
     flat = [part for pair in fields.items() for part in pair]
     lives_s, kept_s = math.ceil(spec.lifetime_s), max(1, math.ceil(keep_s))
-    arguments = (trajectory, idempotency_key, digest, most, lives_s, kept_s, hint)
-    code, known = await call(redis, "open_trajectory", *arguments, *flat)
+    touched = [keys.trajectory(trajectory), keys.TRAJECTORIES_OPEN, keys.TRAJECTORIES_DUE, keys.TRAJECTORIES]
+    if idempotency_key:
+        touched.append(keys.trajectory_key(fields["tenant"], idempotency_key))
+    code, known = await call(redis, "open_trajectory_v2", touched, digest, most, lives_s, kept_s, hint, *flat)
     return TrajectoryOpeningResult(_OPENINGS[code], known.decode())
 
 
 async def close_trajectory(redis: Redis, trajectory: str, reason: str) -> bool:
     """End an open trajectory at its trainer's request. No effect if it has ended. False: there is none."""
-    return bool(await call(redis, "close_trajectory", trajectory, reason) == 1)
+    touched = (*_INDEXES, keys.ACTIONS, *keys.trajectory_group(trajectory))
+    return bool(await call(redis, "close_trajectory_v2", touched, reason) == 1)
 
 
 async def record_ends(redis: Redis, epoch: Epoch, ends: Sequence[tuple[str, str, str]]) -> None:
@@ -99,7 +108,14 @@ async def record_ends(redis: Redis, epoch: Epoch, ends: Sequence[tuple[str, str,
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
     """
-    await call(redis, "record_environment_ends", epoch, *(part for end in ends for part in end))
+    touched = (
+        *_INDEXES,
+        keys.epoch(Role.DISPATCHER),
+        keys.PLACEMENTS,
+        *_records(trajectory for trajectory, _, _ in ends),
+    )
+    args = (part for _, *end in ends for part in end)
+    await call(redis, "record_environment_ends_v2", touched, epoch, *args)
 
 
 async def expire_trajectories(redis: Redis, epoch: Epoch, *, most: int = 256) -> list[str]:
@@ -108,7 +124,13 @@ async def expire_trajectories(redis: Redis, epoch: Epoch, *, most: int = 256) ->
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
     """
-    return [name.decode() for name in await call(redis, "expire_trajectories", epoch, most)]
+    seconds, micros = await command(redis, "TIME")
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    due = await command(redis, "ZRANGEBYSCORE", keys.TRAJECTORIES_DUE, "-inf", now_ms, "LIMIT", 0, most)
+    if not due:
+        return []
+    touched = (*_INDEXES, keys.ACTIONS, keys.epoch(Role.DISPATCHER), *_records(name.decode() for name in due))
+    return [name.decode() for name in await call(redis, "expire_trajectories_v2", touched, epoch)]
 
 
 async def expect(redis: Redis, images: Sequence[str], node_class: str = "") -> None:
@@ -121,7 +143,7 @@ async def read_placements(redis: Redis) -> AsyncIterator[dict[str, StoredPlaceme
     """Yield every placed environment that has not ended, in chunks. One may occur twice."""
     cursor = b"0"
     while True:
-        cursor, flat = await command(redis, "HSCAN", PLACEMENTS, cursor, "COUNT", READ_AT_ONCE)
+        cursor, flat = await command(redis, "HSCAN", keys.PLACEMENTS, cursor, "COUNT", READ_AT_ONCE)
         if flat:
             pairs = zip(flat[::2], flat[1::2], strict=True)
             yield {name.decode(): _placement.decode(packed) for name, packed in pairs}
@@ -136,7 +158,7 @@ async def read_statuses(redis: Redis, trajectories: Sequence[str]) -> dict[str, 
         chunk = trajectories[start : start + READ_AT_ONCE]
         pipe = redis.pipeline(transaction=False)
         for trajectory in chunk:
-            pipe.hmget(f"trajectory:{trajectory}", ["state", "reason"])
+            pipe.hmget(keys.trajectory(trajectory), ["state", "reason"])
         for trajectory, (state, reason) in zip(chunk, await pipe.execute(), strict=True):
             found[trajectory] = TrajectoryStatus((state or b"").decode(), (reason or b"").decode())
     return found

@@ -117,8 +117,10 @@ class UnreadableEntry(Message, frozen=True, kw_only=True, tag="entry.unreadable.
         )
 
 
-ACTION_FIELD, BATCH_FIELD = b"a", b"b"
+INDEX_FIELD, ACTION_FIELD, BATCH_FIELD, TRAJECTORY_FIELD = b"index", b"action", b"batch", b"trajectory"
 """The envelope: fields of a submission's entry in addition to the message. Entries of schema 1 have none."""
+OLDER_INDEX_FIELD, OLDER_ACTION_FIELD, OLDER_BATCH_FIELD = b"i", b"a", b"b"
+"""Their names in entries from before schema 4, which keep them until they are answered."""
 SUBMISSION = "action.submitted."
 """Prefix of the kind of a submission, in every version."""
 _named = msgspec.msgpack.Decoder()
@@ -127,18 +129,25 @@ _named = msgspec.msgpack.Decoder()
 def unreadable_entry(fields: Mapping[bytes, bytes], error: str) -> UnreadableEntry:
     """Return what is known of an undecodable entry: its envelope, then the texts of its message by field name."""
     message = _texts(fields.get(ENTRY, b""))
-    enveloped = ACTION_FIELD in fields
-    if not enveloped and not message.get("kind", "").startswith(SUBMISSION):
+    key, batch, trajectory = (
+        _text(fields, ACTION_FIELD, OLDER_ACTION_FIELD),
+        _text(fields, BATCH_FIELD, OLDER_BATCH_FIELD),
+        _text(fields, TRAJECTORY_FIELD),
+    )
+    if key is None and not message.get("kind", "").startswith(SUBMISSION):
         return UnreadableEntry(error=error)
-    key = fields.get(ACTION_FIELD, b"").decode(errors="replace")
     return UnreadableEntry(
-        action=key.removeprefix("action:") if enveloped else message.get("action", ""),
-        batch=fields[BATCH_FIELD].decode(errors="replace") if BATCH_FIELD in fields else message.get("batch", ""),
+        action=message.get("action", "") if key is None else key.removeprefix("action:"),
+        batch=message.get("batch", "") if batch is None else batch,
         task=message.get("task", ""),
         request=message.get("request", ""),
-        trajectory=message.get("trajectory", ""),
+        trajectory=message.get("trajectory", "") if trajectory is None else trajectory,
         error=error,
     )
+
+
+def _text(fields: Mapping[bytes, bytes], *names: bytes) -> str | None:
+    return next((fields[name].decode(errors="replace") for name in names if name in fields), None)
 
 
 def _texts(raw: bytes) -> dict[str, str]:

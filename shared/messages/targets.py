@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from shared.messages.base import Message, Topic
 
-PLANNER_LEASE = "planner:lease"
-"""Key that a running planner renews every few seconds; it expires by itself. While it is absent, the leader applies
-a zero-queue rule in addition to the targets (`Pool.wanted`)."""
-
 
 class TargetSet(Message, frozen=True, kw_only=True, tag="target.set.v1"):
     """Hold this many units of a pool. The dispatcher distributes it over the pool's nodes."""

@@ -114,4 +114,4 @@ def test_names_are_found() -> None:
 def test_definitions_are_found() -> None:
     assert {"links", "defined"} <= defined(Path(__file__))
     assert "Block.steps" in defined(ROOT / "tests/e2e/readme.py")
-    assert "journal_actions" in defined(ROOT / "shared/bus/functions.lua")
+    assert "journal_actions" in defined(ROOT / "shared/bus/library/journal.lua")

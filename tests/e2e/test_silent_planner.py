@@ -15,7 +15,7 @@ import redis
 
 from shared.bus import functions
 from shared.bus.connection import connect
-from shared.messages.targets import PLANNER_LEASE, TARGETS, TargetSet
+from shared.messages.targets import TARGETS, TargetSet
 from tests.e2e.processes import running_service
 from tests.e2e.replicas import Mesh, running_mesh
 from tests.e2e.trainer import Trainer, trainer_at
@@ -42,7 +42,7 @@ def url(stack_home: Path, exit_stack: ExitStack) -> str:
 def lease(url: str) -> Iterator[redis.Redis]:
     """A planner's, held by the test from before the first leader looks."""
     with redis.Redis.from_url(url) as client:
-        client.set(PLANNER_LEASE, "a test")
+        client.set("leader:planner", "a test")
         yield client
 
 
@@ -84,7 +84,7 @@ async def test_after_the_planner_was_killed_the_next_batch_runs_on_all_cores(
             with redis.Redis.from_url(url) as client:
 
                 async def silent() -> bool:
-                    return not client.exists(PLANNER_LEASE)
+                    return not client.exists("leader:planner")
 
                 await soon(silent, within_s=WITHIN_S)
             batch = await batch_of(trainer, "unplanned", 3.0, 4)
@@ -101,11 +101,11 @@ async def test_targets_rule_while_the_planner_holds_its_lease_and_a_zero_queue_r
         await becomes(trainer, target=0, owned=0)
         batch = await batch_of(trainer, "step", 5.0, 4)
         await becomes(trainer, owned=1, used=1, waiting=3)
-        lease.delete(PLANNER_LEASE)
+        lease.delete("leader:planner")
         await becomes(trainer, target=0, owned=2, used=2)
         rule = "no planner holds its lease: the zero-queue rule serves what waits, beside the last target of 0"
         await becomes(trainer, reason=rule)
-        lease.set(PLANNER_LEASE, "a test")
+        lease.set("leader:planner", "a test")
         await becomes(trainer, reason="a test wants it")
         assert len(await trainer.follow(batch)) == 4
         await becomes(trainer, target=0, owned=0)

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from services.cpu_manager.environments.docker.claim import Claim, Owner
-from shared.bus.identity import MESH
+from shared.bus.keys import MESH
 from tests.e2e.episodes import NODE, WAIT_S, Json, OneNodeMesh, Trainer, running_one_node_mesh, trainer_of
 from treadle.stack.operate import stop_stack
 from treadle.testing.servers import temporary_home

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from shared.bus import functions
+from shared.bus import batches, functions
 from shared.bus.connection import command, connect
 from shared.bus.functions import Submission
 from shared.bus.schema import check_schema
@@ -39,7 +39,7 @@ async def open_batch(redis: Redis, batch: str, size: int) -> None:
         resources=1.0,
     )
     fields = {"tenant": "default", "task": "t", "workflow": WORKFLOW}
-    await functions.open_batch(redis, opened, idempotency_key="", asked=size, fields=fields)
+    await batches.open_batch(redis, opened, idempotency_key="", asked=size, fields=fields)
 
 
 async def submit(redis: Redis, action: str, batch: str, payload: bytes) -> None:

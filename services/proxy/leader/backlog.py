@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from services.proxy.leader.requests import to_need, to_work
 from services.proxy.metrics import QUEUED, STUCK
 from services.proxy.records.store import Store, Stored
-from shared.bus import functions
+from shared.bus import backlog as bus_backlog
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Deposed
 from shared.messages.batch_snapshot import SNAPSHOT_INTERVAL_S, OpenBatchesSnapshot, UnansweredRequests, pack
@@ -46,7 +46,7 @@ async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, cl
             continue
         try:
             seen = OpenBatchesSnapshot(clock.unix(), batches) if changed else None
-            await functions.publish_backlog(redis, epoch, backlog, seen)
+            await bus_backlog.publish_backlog(redis, epoch, backlog, seen)
             published = backlog, batches
             _publish(backlog)
         except Deposed:

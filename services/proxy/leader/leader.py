@@ -299,6 +299,7 @@ class Leader:
             submitted.tenant,
             outcome=kept.outcome,
             unqueued_end_ms=round(1000 * unqueued_end_s),
+            trajectory=submitted.trajectory,
         )
         if submitted.trajectory and is_masked(answer):
             answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 
 from redis.asyncio import Redis
 
@@ -15,15 +14,16 @@ from services.proxy.leader.takeover import take_over
 from services.proxy.metrics import EPOCH, NODES, QUEUED, STUCK, UNANSWERED
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
-from shared.bus import functions, trajectories
+from shared.bus import batches, trajectories
 from shared.bus.connection import TRANSIENT, ValkeyClock, command
 from shared.bus.functions import Answering, Deposed
+from shared.bus.keys import Role
+from shared.bus.lease import Lease, is_held
 from shared.bus.nodes import expire_hellos
 from shared.bus.tail import Tail
 from shared.kinds.registry import all_kinds
 from shared.messages.actions import ActionSubmitted
 from shared.messages.outcomes import ANSWERED, OUTCOMES
-from shared.messages.targets import PLANNER_LEASE
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.runtime import log
@@ -48,7 +48,7 @@ class Leadership:
         self._waiters = waiters
         self._settings = settings
         self._background = background
-        self._holder = uuid.uuid4().hex
+        self._lease = Lease(redis, Role.DISPATCHER, settings.lease_s)
         self._tail: Tail | None = None
         self._stopping = False
         self.epoch: Epoch = 0
@@ -58,7 +58,7 @@ class Leadership:
         """Lead or follow, forever. Every end of a term leads back to the campaign."""
         while not self._stopping:
             try:
-                epoch = await functions.lead(self._redis, self._holder, self._settings.lease_s)
+                epoch = await self._lease.hold()
                 await (self._lead(epoch) if epoch else self._follow())
             except TRANSIENT as error:
                 _log.warning("valkey_unavailable", what="campaigning", error=str(error))
@@ -72,7 +72,7 @@ class Leadership:
         if self.epoch:
             try:
                 async with asyncio.timeout(1.0):
-                    await functions.resign(self._redis, self._holder)
+                    await self._lease.release()
             except (*TRANSIENT, TimeoutError) as error:
                 _log.warning("lease_release_failed", error=str(error))
 
@@ -124,7 +124,7 @@ class Leadership:
         while not interpreter.deposed:
             await asyncio.sleep(self._settings.lease_s / 3)
             try:
-                if await functions.lead(self._redis, self._holder, self._settings.lease_s) != epoch:
+                if await self._lease.hold() != epoch:
                     interpreter.deposed = True
             except TRANSIENT as error:
                 _log.warning("valkey_unavailable", what="renewing the lease", error=str(error))
@@ -159,7 +159,7 @@ class Leadership:
                 _log.warning("valkey_unavailable", what="checking replicas", error=str(error))
 
     async def _check_planner(self, leader: Leader) -> None:
-        leader.planned(await command(self._redis, "EXISTS", PLANNER_LEASE) == 1)
+        leader.planned(await is_held(self._redis, Role.PLANNER))
 
     async def _sweep(self, leader: Leader, tail: Tail) -> None:
         last = int(tail.last(OUTCOMES).partition("-")[0])
@@ -179,7 +179,7 @@ class Leadership:
             idle = submitted == answered and now - int(active) / 1000 > self._settings.batch_idle_s
             if idle or now - int(opened) / 1000 > self._settings.batch_lifetime_s:
                 _log.warning("batch_abandoned", batch=batch, idle=idle)
-                await functions.end_batch(self._redis, batch, "abandoned", keep_batch_s=self._settings.keep_batch_s)
+                await batches.end_batch(self._redis, batch, "abandoned", keep_batch_s=self._settings.keep_batch_s)
 
     def _keep_s(self, submitted: ActionSubmitted) -> int:
         """Seconds for which an answer outside a batch is kept.
@@ -220,7 +220,7 @@ class Leadership:
                 self._waiters.wake(entry.message.batches)
             if loop.time() >= campaign:
                 campaign = loop.time() + self._settings.lease_s / 2
-                if await command(self._redis, "EXISTS", "leader") == 0:
+                if not await is_held(self._redis, Role.DISPATCHER):
                     return
 
 

@@ -16,9 +16,8 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from shared.bus import functions
-from shared.bus.connection import TRANSIENT, command
-from shared.bus.lease import Lease
+from shared.bus import functions, replicas
+from shared.bus.connection import TRANSIENT
 from shared.messages.actions import ActionSubmitted
 from shared.runtime import log
 from shared.runtime.units import Seconds
@@ -34,10 +33,9 @@ PROXY_GONE: Final = "the proxy that held its caller is gone"
 
 async def renew(redis: Redis, replica: str) -> None:
     """Keep the lease of this replica, forever."""
-    lease = Lease(redis, _key(replica), LEASE_S, replica)
     while True:
         try:
-            await lease.hold()
+            await replicas.renew(redis, replica, LEASE_S)
         except (*TRANSIENT, ResponseError) as error:
             _log.debug("replica_lease_renewal_failed", error=str(error))
         await asyncio.sleep(RENEW_S)
@@ -58,14 +56,9 @@ class AbsentReplicas:
             if submitted.held_by:
                 held[submitted.held_by].append(submitted.action)
         missed, self._missed = self._missed, set()  # stays empty if Valkey does not answer now
-        found = await asyncio.gather(*(command(self._redis, "EXISTS", _key(replica)) for replica in held))
-        self._missed = {replica for replica, exists in zip(held, found, strict=True) if not exists}
+        self._missed = await replicas.absent(self._redis, held)
         gone = [action for replica in self._missed & missed for action in held[replica]]
         if gone:
             _log.warning("held_calls_cancelled", actions=len(gone), replicas=sorted(self._missed & missed))
         await asyncio.gather(*(functions.cancel(self._redis, action, PROXY_GONE) for action in gone))
         return len(gone)
-
-
-def _key(replica: str) -> str:
-    return f"replica:{replica}"

@@ -117,7 +117,7 @@ async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[Ac
         chunk = actions[start : start + 512]
         pipe = redis.pipeline(transaction=False)
         for action in chunk:
-            pipe.hmget(f"action:{action}", ["g", "s", "c"])
+            pipe.hmget(f"action:{action}", ["grant", "stage", "carried"])
         for action, (grant, stage, carried) in zip(chunk, await pipe.execute(), strict=True):
             if grant is None and stage is None:
                 continue

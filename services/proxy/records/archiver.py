@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from services.proxy.metrics import ARCHIVE_FAILURES, ARCHIVED
 from services.proxy.records.memory import ValkeyMemory
 from services.proxy.settings import ProxySettings
-from shared.bus import archive
+from shared.bus import archive, keys
 from shared.bus.archive import BatchKey, StoredResult
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.lease import Lease
@@ -30,7 +30,6 @@ from shared.store.results import FAILURES
 
 _log = log.get(__name__)
 
-LEASE: Final = "archiver:lease"
 LEASE_S: Final[Seconds] = 60.0
 """Longer than any step: a Postgres statement ends after 30 s."""
 LOOK_EVERY_S: Final[Seconds] = 1.0
@@ -74,7 +73,7 @@ class Archiver:
         self._clock = clock
         self._memory = memory
         self._settings = settings
-        self._lease = Lease(redis, LEASE, LEASE_S)
+        self._lease = Lease(redis, keys.Role.ARCHIVER, LEASE_S)
         self._swept_s = 0.0
         self._aged_s = time.monotonic()
 
@@ -138,11 +137,10 @@ class Archiver:
         gone = [one for one in due if not one.entry]
         if gone:  # they have expired, so Postgres is not needed
             await archive.archive_actions(self._redis, gone)
-        now = self._clock.unix()
         alive = {one.action: one for one in due if one.entry}
         if alive:
             rows = [
-                KeptAnswer(one.action, "", one.tenant, archive.numeric(one.entry), one.answer, now + one.left_s + 60.0)
+                KeptAnswer(one.action, "", one.tenant, archive.numeric(one.entry), one.answer, one.expires_at + 60.0)
                 for one in alive.values()
             ]
             await self._keep(rows)
@@ -182,9 +180,9 @@ class Archiver:
     async def sweep(self) -> None:
         """Delete what has expired in Valkey: byte accounts of answers, and results of batches."""
         await archive.expire_kept(self._redis)
-        for key in await archive.expired_batches(self._redis, archive.UNARCHIVED):
+        for key in await archive.expired_batches(self._redis, keys.UNARCHIVED):
             await self._drop(key)
-        for key in await archive.expired_batches(self._redis, archive.ARCHIVED):
+        for key in await archive.expired_batches(self._redis, keys.ARCHIVED):
             if await self._forgotten(key.batch):
                 await archive.release_batch(self._redis, key)
 

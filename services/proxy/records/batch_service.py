@@ -19,7 +19,7 @@ from services.proxy.records.workflows import Workflow
 from shared.api.batches import BatchOpening, BatchView
 from shared.api.requests import RewardRequest
 from shared.api.tasks import Task
-from shared.bus import functions, trajectories
+from shared.bus import batches, trajectories
 from shared.bus.connection import ValkeyClock, command, with_retries
 from shared.messages.actions import ActionSubmitted
 from shared.messages.batches import BatchOpened
@@ -85,15 +85,15 @@ class BatchService:
             max_extra_delay_s=declared.max_extra_delay_s,
             resources=declared.trainer_resources,
         )
-        key = f"batchkey:{tenant}:{task}:{opening.key}" if opening.key else ""
-        if (shortage := self._disk.shortage()) is not None and not await self._was_opened(key):
+        shortage = self._disk.shortage()
+        if shortage is not None and not await self._was_opened(tenant, task, opening.key or ""):
             raise short_of_disk(shortage)
         # Unset fields are left out, because a replica of an older version rejects fields that it does not know.
         fields = {"tenant": tenant, "task": task, "workflow": declared.model_dump_json(exclude_none=True)}
 
-        async def attempt() -> functions.BatchOpeningResult:
-            return await functions.open_batch(
-                self._redis, opened, idempotency_key=key, asked=opening.size, fields=fields
+        async def attempt() -> batches.BatchOpeningResult:
+            return await batches.open_batch(
+                self._redis, opened, idempotency_key=opening.key or "", asked=opening.size, fields=fields
             )
 
         code, batch = await with_retries(attempt, what="opening a batch", limit_s=RETRY_LIMIT_S)
@@ -105,12 +105,11 @@ class BatchService:
             await trajectories.expect(self._redis, opening.images)
         return await self.view(batch), code == "opened"
 
-    async def _was_opened(self, key: str) -> bool:
-        async def read() -> int:
-            known: int = await command(self._redis, "EXISTS", key)
-            return known
+    async def _was_opened(self, tenant: str, task: str, key: str) -> bool:
+        async def read() -> bool:
+            return await batches.was_opened(self._redis, tenant, task, key)
 
-        return bool(key) and await with_retries(read, what="looking for a batch", limit_s=RETRY_LIMIT_S) == 1
+        return bool(key) and await with_retries(read, what="looking for a batch", limit_s=RETRY_LIMIT_S)
 
     async def stored(self, batch: str) -> StoredBatch:
         """Return a batch's record.
@@ -162,7 +161,7 @@ class BatchService:
         shown = await self.view(batch) if expires_at_once else None  # it cannot be read after the call
 
         async def attempt() -> str | None:
-            return await functions.end_batch(self._redis, batch, state, keep_batch_s=self._keep_s[state])
+            return await batches.end_batch(self._redis, batch, state, keep_batch_s=self._keep_s[state])
 
         now = await with_retries(attempt, what="ending a batch", limit_s=RETRY_LIMIT_S)
         if now is None:

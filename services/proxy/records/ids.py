@@ -12,9 +12,9 @@ from hashlib import blake2b
 
 from redis.asyncio import Redis
 
-from shared.bus import functions
+from shared.bus import identity
 from shared.bus.connection import ValkeyClock, command, with_retries
-from shared.bus.functions import IdKey
+from shared.bus.identity import IdKey
 from shared.runtime.units import Seconds
 
 ID_BYTES = 12
@@ -56,7 +56,7 @@ class Ids:
         """Read the store's key, or create it."""
 
         async def read() -> IdKey:
-            return await functions.id_key(redis, os.urandom(KEY_BYTES), OLDER_S)
+            return await identity.id_key(redis, os.urandom(KEY_BYTES), OLDER_S)
 
         return cls(redis, clock, await with_retries(read, what="reading the key of ids", limit_s=30.0))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from redis.asyncio import Redis
 
 from shared.api.batches import ProgressReceipt, ProgressReport
-from shared.bus import functions
+from shared.bus import batches
 from shared.bus.connection import ValkeyClock, with_retries
 from shared.messages.batches import RolloutProgress
 from shared.runtime.errors import Conflict, NotFound
@@ -71,7 +71,7 @@ class Rollouts:
         message = RolloutProgress(batch=batch, at=at, generating=report.generating, tokens=tokens)
 
         async def attempt() -> str | None:
-            return await functions.progress(self._redis, message)
+            return await batches.progress(self._redis, message)
 
         state = await with_retries(attempt, what="reporting a rollout", limit_s=10.0)
         if state is None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 from redis.asyncio import Redis
 
-from shared.bus.archive import ARCHIVED, EXPIRING
+from shared.bus import keys
 from shared.bus.connection import command, with_retries
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.batches import BatchState
@@ -84,7 +84,7 @@ class Store:
         """Return one action, or None if neither store has it."""
 
         async def read() -> list[bytes | None]:
-            fields = ("b", "g", "a", "r", "e", "s", "t", "m")
+            fields = ("batch", "grant", "answer", "result", "entry", "stage", "trajectory", "archived")
             reply: list[bytes | None] = await command(self._redis, "HMGET", f"action:{action}", *fields)
             return reply
 
@@ -128,7 +128,7 @@ class Store:
 
         async def read() -> list[bytes | None]:
             key = f"trajectory:{trajectory}"
-            fields: list[bytes | None] = await command(self._redis, "HMGET", key, "state", "reason", "n")
+            fields: list[bytes | None] = await command(self._redis, "HMGET", key, "state", "reason", "node")
             return fields
 
         state, reason, node = await with_retries(read, what="reading a trajectory", limit_s=RETRY_LIMIT_S)
@@ -161,7 +161,7 @@ class Store:
         async def read() -> list[list[bytes | None]]:
             pipe = self._redis.pipeline(transaction=False)
             for action in actions:
-                pipe.hmget(f"action:{action}", ["b", "a", "r", "m"])
+                pipe.hmget(f"action:{action}", ["batch", "answer", "result", "archived"])
             return await pipe.execute()
 
         found: dict[str, bytes] = {}
@@ -211,7 +211,7 @@ class Store:
         """Return whether Postgres may have answers. A mesh that has archived nothing works without Postgres."""
 
         async def read() -> int:
-            return int(await command(self._redis, "EXISTS", ARCHIVED, EXPIRING))
+            return int(await command(self._redis, "EXISTS", keys.ARCHIVED, keys.EXPIRING))
 
         return await with_retries(read, what="looking for archived answers", limit_s=RETRY_LIMIT_S) > 0
 

@@ -29,7 +29,7 @@ from shared.messages.batches import (
     StagePlan,
 )
 from shared.messages.nodes import NODES, Hello
-from shared.messages.targets import COMPLETIONS, PLANNER_LEASE, TARGETS, CompletionExpected, TargetSet
+from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
 from shared.runtime.settings import TreadleSettings
 from shared.store.database import Sessions
 
@@ -154,11 +154,11 @@ async def is_ready(http: httpx.AsyncClient) -> bool:
 
 
 async def no_planner_leads(mesh: Mesh) -> bool:
-    return bool(await command(mesh.redis, "EXISTS", PLANNER_LEASE) == 0)
+    return bool(await command(mesh.redis, "EXISTS", "leader:planner") == 0)
 
 
 async def our_planner_leads(mesh: Mesh) -> bool:
-    return (await command(mesh.redis, "GET", PLANNER_LEASE)) not in (None, b"a third")
+    return (await command(mesh.redis, "GET", "leader:planner")) not in (None, b"a third")
 
 
 async def a_planner_leads(mesh: Mesh) -> bool:

@@ -14,7 +14,6 @@ from shared.messages.batches import (
     RolloutProgress,
 )
 from shared.messages.nodes import Hello
-from shared.messages.targets import PLANNER_LEASE
 from shared.store import database
 from shared.store.batches import BatchHistory
 from shared.store.database import transaction
@@ -50,13 +49,13 @@ async def test_of_two_planners_one_plans_and_the_other_takes_over(
             await soon(lambda: last_is(mesh, 3))
             await asyncio.sleep(1.0)
             assert (await mesh.targets()).count(3) == 1, "both have planned"
-            await command(mesh.redis, "SET", PLANNER_LEASE, "a third", "PX", 1500)
+            await command(mesh.redis, "SET", "leader:planner", "a third", "PX", 1500)
             await soon(lambda: our_planner_leads(mesh))
             await mesh.end("b1")
             await soon(lambda: last_is(mesh, 0))
             await soon(lambda: is_ready(first))
             await soon(lambda: is_ready(second))
-    assert await command(mesh.redis, "EXISTS", PLANNER_LEASE) == 0, "given back at the end"
+    assert await command(mesh.redis, "EXISTS", "leader:planner") == 0, "given back at the end"
 
 
 async def test_a_planner_that_cannot_keep_its_decisions_lets_its_lease_lapse(stack_home: Path) -> None:

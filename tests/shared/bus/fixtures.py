@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from shared.bus import functions
-from shared.bus.connection import connect
+from shared.bus.connection import command, connect
+from tests.shared.bus.checked_library import checked_source
 from tests.shared.bus.journal import Journal
 
 
 @pytest.fixture
 async def valkey(redis_url: str) -> AsyncIterator[Redis]:
     async with connect(redis_url, name="test") as redis:
-        await functions.load(redis)
+        await command(redis, "FUNCTION", "LOAD", "REPLACE", checked_source())
         yield redis
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from redis.asyncio import Redis
@@ -19,14 +20,14 @@ class Flaky(Redis):
         self.failures: list[When | None] = []
         """Failures of the next commands, in order; None: the command works."""
         self.sent: list[str] = []
-        """Commands (functions by their name) that have had their effect."""
+        """Commands (functions by their name without a number) that have had their effect."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         failure = self.failures.pop(0) if self.failures else None
         if failure == "before":
             raise Broken("cut before it arrived")
         reply = await self._real.execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        self.sent.append(str(args[1] if args[0] == "FCALL" else args[0]))
+        self.sent.append(re.sub(r"_v\d+$", "", str(args[1])) if args[0] == "FCALL" else str(args[0]))
         if failure == "after":
             raise Broken("cut before its reply arrived")
         return reply

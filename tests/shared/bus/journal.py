@@ -7,9 +7,12 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from shared.bus import functions
+from shared.bus import batches, functions
+from shared.bus.batches import BatchOpeningResult
 from shared.bus.connection import command
-from shared.bus.functions import Answering, BatchOpeningResult, Receipt, Submission
+from shared.bus.functions import Answering, Receipt, Submission
+from shared.bus.keys import Role
+from shared.bus.lease import Lease
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested
 from shared.messages.base import M, Topic
 from shared.messages.batches import BATCHES, BatchEnded, BatchOpened
@@ -17,6 +20,15 @@ from shared.runtime.units import Epoch
 
 KEEP_ACTION_S = 60
 KEEP_BATCH_S = 600
+
+
+async def lead(redis: Redis, holder: str, ttl_s: float) -> Epoch:
+    """Take or renew the dispatching lease."""
+    return await Lease(redis, Role.DISPATCHER, ttl_s, holder).hold()
+
+
+async def resign(redis: Redis, holder: str) -> None:
+    await Lease(redis, Role.DISPATCHER, 1.0, holder).release()
 
 
 def submission(action: str, *, batch: str = "", body: bytes = b"body") -> Submission:
@@ -40,7 +52,7 @@ class Journal:
 
     @classmethod
     async def led(cls, redis: Redis) -> Journal:
-        return cls(redis, await functions.lead(redis, "me", 30.0))
+        return cls(redis, await lead(redis, "me", 30.0))
 
     async def submit(self, *actions: str, batch: str = "", body: bytes = b"body", room: int = 1000) -> list[Receipt]:
         submissions = [submission(action, batch=batch, body=body) for action in actions]
@@ -52,8 +64,11 @@ class Journal:
         assert receipt.code == "accepted"
         return receipt.entry
 
-    async def finish(self, action: str, entry: str, batch: str = "", answer: bytes = b"{}") -> bool:
-        (counts,) = await self.finish_all(Answering(action, entry, batch, answer, KEEP_ACTION_S))
+    async def finish(
+        self, action: str, entry: str, batch: str = "", answer: bytes = b"{}", *, trajectory: str = ""
+    ) -> bool:
+        answering = Answering(action, entry, batch, answer, KEEP_ACTION_S, trajectory=trajectory)
+        (counts,) = await self.finish_all(answering)
         return counts
 
     async def finish_all(self, *answers: Answering) -> list[bool]:
@@ -65,10 +80,10 @@ class Journal:
         """`size`: the caller's; `of_task`: the default without one."""
         fields = {"tenant": "ada", "task": "t", "workflow": "{}"}
         message = opened(batch, size or of_task)
-        return await functions.open_batch(self.redis, message, idempotency_key=key, asked=size, fields=fields)
+        return await batches.open_batch(self.redis, message, idempotency_key=key, asked=size, fields=fields)
 
     async def end(self, batch: str, state: str) -> str | None:
-        return await functions.end_batch(self.redis, batch, state, keep_batch_s=KEEP_BATCH_S)
+        return await batches.end_batch(self.redis, batch, state, keep_batch_s=KEEP_BATCH_S)
 
     # ---- reading -----------------------------------------------------------------------------------------------
 

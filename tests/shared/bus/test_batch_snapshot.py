@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from shared.bus import functions
+from shared.bus import backlog, batches
 from shared.bus.batch_snapshot import read_counts, read_snapshot
 from shared.bus.connection import command
 from shared.bus.functions import Answering
@@ -47,10 +47,10 @@ async def test_a_snapshot_that_cannot_be_decoded_is_none(valkey: Redis, raw: byt
 
 
 async def test_a_batch_snapshot_is_valid_until_the_next_one(journal: Journal) -> None:
-    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), SEEN)
-    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(stuck={"b": 1}))
+    await backlog.publish_backlog(journal.redis, journal.epoch, Backlog(), SEEN)
+    await backlog.publish_backlog(journal.redis, journal.epoch, Backlog(stuck={"b": 1}))
     assert await read_snapshot(journal.redis) == SEEN
-    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), OpenBatchesSnapshot(8.0, {}))
+    await backlog.publish_backlog(journal.redis, journal.epoch, Backlog(), OpenBatchesSnapshot(8.0, {}))
     assert await read_snapshot(journal.redis) == OpenBatchesSnapshot(8.0, {})
 
 
@@ -65,7 +65,7 @@ async def test_counts_are_of_each_batch_in_the_order_asked_for(journal: Journal)
         None,
         (0, 0, False, None),
     ]
-    await functions.end_batch(journal.redis, "b", "sealed", keep_batch_s=60)
+    await batches.end_batch(journal.redis, "b", "sealed", keep_batch_s=60)
     assert await read_counts(journal.redis, ["b"]) == [(2, 1, True, None)]
     assert await read_counts(journal.redis, []) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.bus.batches import end_batch
 from shared.bus.connection import command
 from shared.bus.functions import (
     Advancing,
@@ -12,17 +13,14 @@ from shared.bus.functions import (
     Granting,
     Submission,
     advance_stages,
-    end_batch,
     journal_actions,
-    lead,
-    resign,
     send_grants,
 )
 from shared.bus.trajectories import open_trajectory
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import ANSWERED, OUTCOMES, Answered, Finished
 from shared.policy.model.results import AttemptResult
-from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal
+from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal, lead, resign
 
 
 async def test_an_answer_takes_the_place_of_the_journal_entry(journal: Journal) -> None:
@@ -31,7 +29,7 @@ async def test_an_answer_takes_the_place_of_the_journal_entry(journal: Journal) 
     assert await journal.finish("a1", entry, answer=b"first")
 
     assert await journal.unanswered() == []
-    assert (await journal.fields("action:a1"))["a"] == b"first"
+    assert (await journal.fields("action:a1"))["answer"] == b"first"
 
 
 async def test_the_first_answer_counts(journal: Journal) -> None:
@@ -39,7 +37,7 @@ async def test_the_first_answer_counts(journal: Journal) -> None:
     await journal.finish("a1", entry, answer=b"first")
 
     assert not await journal.finish("a1", entry, answer=b"second")
-    assert (await journal.fields("action:a1"))["a"] == b"first"
+    assert (await journal.fields("action:a1"))["answer"] == b"first"
     assert len(await journal.messages(ANSWERED)) == 1
 
 
@@ -63,7 +61,7 @@ async def test_answers_of_a_batch_lie_in_its_results_in_their_order(journal: Jou
         await journal.finish(action, entries[action], "b", action.encode())
 
     assert await journal.results() == [b"a2", b"a1"]
-    result = (await journal.fields("action:a1"))["r"].decode()
+    result = (await journal.fields("action:a1"))["result"].decode()
     ((_, fields),) = await command(journal.redis, "XRANGE", "results:b", result, result)
     assert fields[1] == b"a1"
 
@@ -72,11 +70,11 @@ async def test_an_answer_drops_the_marks_of_its_grants(journal: Journal) -> None
     entry = await journal.entry("a1")
     await advance_stages(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]")])
     await send_grants(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
-    assert {"g", "s", "c"} <= (await journal.fields("action:a1")).keys()
+    assert {"grant", "stage", "carried"} <= (await journal.fields("action:a1")).keys()
 
     await journal.finish("a1", entry)
 
-    assert (await journal.fields("action:a1")).keys() == {"d", "e", "b", "a"}
+    assert (await journal.fields("action:a1")).keys() == {"digest", "entry", "batch", "answer"}
 
 
 async def reported(journal: Journal, action: str) -> str:
@@ -261,7 +259,7 @@ async def test_masked_answers_in_trajectories_are_counted_for_the_batch_once_eac
     ):
         submission = Submission(action, b"d", "", b"m", trajectory, "ada")
         ((_, entry),) = await journal_actions(journal.redis, [submission], max_journal=100)
-        answering = Answering(action, entry, "", b"{}", KEEP_ACTION_S, "ada", masked)
+        answering = Answering(action, entry, "", b"{}", KEEP_ACTION_S, "ada", masked, trajectory=trajectory)
         await journal.finish_all(answering)
         await journal.finish_all(answering)
 

@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.bus import archive, functions, trajectories
+from shared.bus import archive, backlog, batches, functions, trajectories
 from shared.bus.connection import command, connect, with_retries
 from shared.bus.functions import Advancing, Granting
+from shared.bus.keys import Role
 from shared.bus.lease import Lease
 from shared.messages.batches import RolloutProgress
 from shared.messages.environments import EnvironmentSpec
 from shared.policy.dispatch.backlog import Backlog
 from shared.runtime.errors import Overloaded
-from tests.shared.bus.journal import Journal
+from tests.shared.bus.journal import Journal, lead, resign
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ async def opened(journal: Journal, trajectory: str) -> None:
 
 
 async def entry_of(journal: Journal, action: str) -> str:
-    return (await journal.fields(f"action:{action}"))["e"].decode()
+    return (await journal.fields(f"action:{action}"))["entry"].decode()
 
 
 async def test_submitting_is_refused_before_anything_is_accepted(full: Journal) -> None:
@@ -70,7 +71,7 @@ async def test_trajectories_are_closed_forgotten_and_ended_in_time(full: Journal
 
 async def test_a_report_of_a_rollout_is_refused(full: Journal) -> None:
     with pytest.raises(Overloaded):
-        await functions.progress(full.redis, RolloutProgress(batch="b", at=1.0, generating=3))
+        await batches.progress(full.redis, RolloutProgress(batch="b", at=1.0, generating=3))
 
 
 async def test_a_plain_write_is_refused_as_overload_where_it_is_repeated_patiently(full: Journal) -> None:
@@ -88,7 +89,7 @@ async def test_reports_of_nodes_are_accepted(full: Journal) -> None:
 
 
 async def test_the_backlog_is_published(full: Journal) -> None:
-    await functions.publish_backlog(full.redis, full.epoch, Backlog())
+    await backlog.publish_backlog(full.redis, full.epoch, Backlog())
 
     assert (await full.fields("backlog")).keys() == {"pools", "stuck"}
 
@@ -107,18 +108,18 @@ async def test_actions_and_batches_are_cancelled(full: Journal) -> None:
 
 
 async def test_the_leader_keeps_its_lease(full: Journal) -> None:
-    assert await functions.lead(full.redis, "me", 30.0) == full.epoch
+    assert await lead(full.redis, "me", 30.0) == full.epoch
 
 
 async def test_a_successor_takes_the_lease(full: Journal) -> None:
-    await functions.resign(full.redis, "me")
+    await resign(full.redis, "me")
 
-    assert await functions.lead(full.redis, "you", 30.0) == full.epoch + 1
+    assert await lead(full.redis, "you", 30.0) == full.epoch + 1
 
 
 async def test_answers_are_archived(full: Journal) -> None:
     """The archiver works on a full store: it acquires its lease, and its writes free memory."""
-    assert await Lease(full.redis, "archiver:lease", 30.0).hold()
+    assert await Lease(full.redis, Role.ARCHIVER, 30.0).hold()
     assert await full.finish("a2", await entry_of(full, "a2"), "b", b'{"id":"a2"}')
     key = archive.BatchKey("", "b")
     (result,) = await archive.due_results(full.redis, key, 1 << 50, 10, 1 << 20)

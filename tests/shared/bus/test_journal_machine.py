@@ -168,8 +168,8 @@ class JournalMachine(RuleBasedStateMachine):
             for action, batch in model.batch_of.items():
                 fields = await journal.fields(f"action:{action}")
                 if not batch:
-                    assert fields.get("a") == model.answers.get(action)
-                assert ("r" in fields) == (bool(batch) and action in model.answers)
+                    assert fields.get("answer") == model.answers.get(action)
+                assert ("result" in fields) == (bool(batch) and action in model.answers)
             for batch, expected in model.batches.items():
                 assert await journal.counts(batch) == (expected.state, expected.submitted, expected.answered)
                 mine = [answer for action, answer in model.answers.items() if model.batch_of[action] == batch]

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from redis.asyncio import Redis
 
-from shared.bus import functions
+from shared.bus import backlog, functions
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
 from shared.policy.dispatch.backlog import Backlog
-from tests.shared.bus.journal import KEEP_ACTION_S, Journal
+from tests.shared.bus.journal import KEEP_ACTION_S, Journal, lead, resign
 
 Write = Callable[[Journal, str], Awaitable[object]]
 
@@ -21,7 +21,7 @@ WRITES: dict[str, Write] = {
         journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")]
     ),
     "advance": lambda journal, _: functions.advance_stages(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]")]),
-    "publish_backlog": lambda journal, _: functions.publish_backlog(journal.redis, journal.epoch, Backlog()),
+    "publish_backlog": lambda journal, _: backlog.publish_backlog(journal.redis, journal.epoch, Backlog()),
     "discard": lambda journal, entry: functions.discard(journal.redis, journal.epoch, [entry]),
 }
 
@@ -30,8 +30,8 @@ WRITES: dict[str, Write] = {
 async def test_a_deposed_leader_writes_nothing(journal: Journal, name: str) -> None:
     entry = await journal.entry("a1")
     before = await journal.fields("action:a1")
-    await functions.resign(journal.redis, "me")
-    await functions.lead(journal.redis, "you", 30.0)
+    await resign(journal.redis, "me")
+    await lead(journal.redis, "you", 30.0)
 
     with pytest.raises(Deposed):
         await WRITES[name](journal, entry)
@@ -44,8 +44,8 @@ async def test_a_deposed_leader_writes_nothing(journal: Journal, name: str) -> N
 @pytest.mark.parametrize("name", WRITES)
 async def test_the_successor_may_write(journal: Journal, name: str) -> None:
     entry = await journal.entry("a1")
-    await functions.resign(journal.redis, "me")
-    successor = Journal(journal.redis, await functions.lead(journal.redis, "you", 30.0))
+    await resign(journal.redis, "me")
+    successor = Journal(journal.redis, await lead(journal.redis, "you", 30.0))
 
     await WRITES[name](successor, entry)
 
@@ -56,37 +56,37 @@ async def test_writes_before_the_first_leader_are_refused(valkey: Redis) -> None
 
 
 async def test_one_holder_leads_and_keeps_its_epoch(valkey: Redis) -> None:
-    assert await functions.lead(valkey, "me", 30.0) == 1
-    assert await functions.lead(valkey, "you", 30.0) == 0
-    assert await functions.lead(valkey, "me", 30.0) == 1
+    assert await lead(valkey, "me", 30.0) == 1
+    assert await lead(valkey, "you", 30.0) == 0
+    assert await lead(valkey, "me", 30.0) == 1
 
 
 async def test_renewing_makes_the_lease_last_longer(valkey: Redis) -> None:
-    await functions.lead(valkey, "me", 5.0)
-    await functions.lead(valkey, "me", 30.0)
+    await lead(valkey, "me", 5.0)
+    await lead(valkey, "me", 30.0)
 
-    assert int(await command(valkey, "PTTL", "leader")) > 20_000
+    assert int(await command(valkey, "PTTL", "leader:dispatcher")) > 20_000
 
 
 async def test_a_resigning_leader_is_replaced_at_once(valkey: Redis) -> None:
-    await functions.lead(valkey, "me", 30.0)
-    await functions.resign(valkey, "me")
+    await lead(valkey, "me", 30.0)
+    await resign(valkey, "me")
 
-    assert await functions.lead(valkey, "you", 30.0) == 2
+    assert await lead(valkey, "you", 30.0) == 2
 
 
 async def test_only_the_holder_can_resign(valkey: Redis) -> None:
-    await functions.lead(valkey, "me", 30.0)
-    await functions.resign(valkey, "you")
+    await lead(valkey, "me", 30.0)
+    await resign(valkey, "you")
 
-    assert await functions.lead(valkey, "you", 30.0) == 0
+    assert await lead(valkey, "you", 30.0) == 0
 
 
 async def test_after_its_lease_has_run_out_the_same_holder_gets_a_new_epoch(valkey: Redis) -> None:
-    first = await functions.lead(valkey, "me", 30.0)
-    await command(valkey, "PEXPIRE", "leader", 0)
+    first = await lead(valkey, "me", 30.0)
+    await command(valkey, "PEXPIRE", "leader:dispatcher", 0)
 
-    assert await functions.lead(valkey, "me", 30.0) == first + 1
+    assert await lead(valkey, "me", 30.0) == first + 1
 
 
 async def test_a_grant_reaches_the_node_and_marks_its_action(journal: Journal) -> None:
@@ -103,7 +103,7 @@ async def test_a_grant_reaches_the_node_and_marks_its_action(journal: Journal) -
         b"two",
     ]
     assert await command(journal.redis, "XLEN", "grants.m.1") == 1
-    assert (await journal.fields("action:a1"))["g"] == b"1:n"
+    assert (await journal.fields("action:a1"))["grant"] == b"1:n"
     assert await journal.ttl_s("grants.n.1") > 0, "the stream of an ended node is deleted"
 
 
@@ -120,7 +120,7 @@ async def test_advancing_keeps_what_was_measured_and_forgets_the_grant(journal: 
     await functions.advance_stages(journal.redis, journal.epoch, [Advancing("a1", 1, b"[1]")])
 
     fields = await journal.fields("action:a1")
-    assert (fields["s"], fields["c"], fields.get("g")) == (b"1", b"[1]", None)
+    assert (fields["stage"], fields["carried"], fields.get("grant")) == (b"1", b"[1]", None)
 
 
 async def test_discarding_deletes_entries_of_the_journal_alone(journal: Journal) -> None:

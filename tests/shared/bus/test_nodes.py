@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from shared.bus import nodes
+from shared.bus import keys, nodes
 from shared.bus.connection import command
 from shared.bus.functions import Deposed
 from shared.bus.nodes import expire_hellos, next_generation, publish_bye, publish_hello, read_hellos
@@ -75,11 +75,11 @@ async def test_a_bye_removes_the_hello_of_its_incarnation_only(valkey: Redis) ->
 async def test_long_silent_nodes_leave(journal: Journal) -> None:
     await publish_hello(journal.redis, hello("silent"))
     await publish_hello(journal.redis, hello("here"))
-    await command(journal.redis, "ZINCRBY", nodes.HELLOS_AT, -3_700_000, "silent")
+    await command(journal.redis, "ZINCRBY", keys.HELLOS_AT, -3_700_000, "silent")
 
     assert await expire_hellos(journal.redis, journal.epoch) == ["silent"]
     assert await stored(journal.redis) == [hello("here")]
-    assert await command(journal.redis, "HKEYS", nodes.HELLOS) == [b"here"]
+    assert await command(journal.redis, "HKEYS", keys.HELLOS) == [b"here"]
 
 
 async def test_a_former_leader_removes_no_hello(journal: Journal) -> None:
@@ -93,11 +93,11 @@ async def test_beyond_the_bound_the_longest_silent_node_leaves(valkey: Redis, mo
     monkeypatch.setattr(nodes, "MOST_NODES", 2)
     for name in ("a", "b"):
         await publish_hello(valkey, hello(name))
-    await command(valkey, "ZINCRBY", nodes.HELLOS_AT, -1000, "b")
+    await command(valkey, "ZINCRBY", keys.HELLOS_AT, -1000, "b")
     await publish_hello(valkey, hello("c"))
 
     assert await stored(valkey) == [hello("a"), hello("c")]
-    assert sorted(await command(valkey, "HKEYS", nodes.HELLOS)) == [b"a", b"c"]
+    assert sorted(await command(valkey, "HKEYS", keys.HELLOS)) == [b"a", b"c"]
 
 
 async def test_a_hello_that_cannot_be_read_hides_no_other(valkey: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ async def test_a_hello_that_cannot_be_read_hides_no_other(valkey: Redis, monkeyp
     for name in names:
         await publish_hello(valkey, hello(name))
     for damaged in (b"\xc1", b"", b"\x01"):
-        await command(valkey, "HSET", nodes.HELLOS, "b", damaged)
+        await command(valkey, "HSET", keys.HELLOS, "b", damaged)
 
         assert [one.node for one in await stored(valkey)] == ["a", "c", "d", "e"]
         await publish_bye(valkey, Bye(node="b", incarnation="1"))

@@ -16,7 +16,7 @@ async def test_an_accepted_request_is_in_the_journal_under_the_entry_of_its_rece
     ((entry, fields),) = await command(journal.redis, "XRANGE", ACTIONS.name, "-", "+")
     assert receipt == Receipt("accepted", entry.decode())
     assert fields[1] == submission("a1").payload
-    assert await journal.fields("action:a1") == {"d": b"body", "e": entry, "b": b""}
+    assert await journal.fields("action:a1") == {"digest": b"body", "entry": entry, "batch": b""}
 
 
 async def test_a_repeat_returns_the_first_entry_and_adds_none(journal: Journal) -> None:
@@ -39,7 +39,7 @@ async def test_the_same_id_with_another_body_is_a_conflict_and_changes_nothing(j
     await journal.submit("a1", body=b"one")
 
     assert await journal.submit("a1", body=b"two") == [Receipt("conflict", "")]
-    assert (await journal.fields("action:a1"))["d"] == b"one"
+    assert (await journal.fields("action:a1"))["digest"] == b"one"
     assert await journal.unanswered() == ["a1"]
 
 

@@ -12,7 +12,7 @@ from shared.bus.functions import Deposed, Granting, Receipt, Submission
 from shared.bus.trajectories import StoredPlacement, TrajectoryOpeningResult, TrajectoryStatus, pack
 from shared.messages.actions import ACTIONS, CloseRequested
 from shared.messages.environments import TRAJECTORIES, EnvironmentsExpected, EnvironmentSpec
-from tests.shared.bus.journal import Journal, submission
+from tests.shared.bus.journal import Journal, lead, resign, submission
 
 KEEP_S = 600.0
 LOCAL = EnvironmentSpec(lifetime_s=1000.0)
@@ -134,7 +134,7 @@ async def test_an_action_of_an_open_trajectory_is_taken_and_known_as_its(journal
     await opened(journal)
 
     assert (await submit(journal, "a1")).code == "accepted"
-    assert (await journal.fields("action:a1"))["t"] == b"t1"
+    assert (await journal.fields("action:a1"))["trajectory"] == b"t1"
     assert await journal.unanswered() == ["a1"]
 
 
@@ -162,7 +162,7 @@ async def test_a_repeat_is_a_repeat_also_after_the_end(journal: Journal) -> None
 async def test_an_action_with_an_expired_answer_is_not_executed_again(journal: Journal) -> None:
     await opened(journal)
     first = await submit(journal, "a1")
-    await journal.finish("a1", first.entry)
+    await journal.finish("a1", first.entry, trajectory="t1")
     assert await submit(journal, "a1") == Receipt("repeated", first.entry)
 
     await command(journal.redis, "DEL", "action:a1")  # its time is over
@@ -175,7 +175,7 @@ async def test_an_action_with_an_expired_answer_is_not_executed_again(journal: J
 async def test_actions_of_an_ended_trajectory_are_not_kept(journal: Journal) -> None:
     await opened(journal)
     first = await submit(journal, "a1")
-    await journal.finish("a1", first.entry)
+    await journal.finish("a1", first.entry, trajectory="t1")
     await trajectories.close_trajectory(journal.redis, "t1", "done")
 
     assert await command(journal.redis, "EXISTS", "acted:t1") == 0
@@ -192,7 +192,7 @@ async def test_the_first_grant_of_an_environment_stores_its_placement(journal: J
     placement = await begun(journal)
 
     assert await placed(journal) == {"t1": placement}
-    assert (await journal.fields("trajectory:t1"))["n"] == b"n"
+    assert (await journal.fields("trajectory:t1"))["node"] == b"n"
     assert await journal.ttl_s("trajectory:t1") > 1500, "its idle time counts from here"
 
 
@@ -217,7 +217,7 @@ async def test_a_late_grant_does_not_reopen_an_ended_trajectory(journal: Journal
     placement = await begun(journal)
 
     assert await placed(journal) == {"t1": placement}
-    assert (await journal.fields("trajectory:t1"))["n"] == b"n"
+    assert (await journal.fields("trajectory:t1"))["node"] == b"n"
     assert await state(journal) == (b"closed", b"done")
     assert await journal.ttl_s("trajectory:t1") <= KEEP_S
     assert await listed(journal) == {"open": [], "due": [], "ended": ["t1"]}
@@ -253,8 +253,8 @@ async def test_an_action_that_was_answered_places_nothing(journal: Journal) -> N
 async def test_a_deposed_leader_places_nothing(journal: Journal) -> None:
     await opened(journal)
     await submit(journal, "a1")
-    await functions.resign(journal.redis, "me")
-    await functions.lead(journal.redis, "another", 30.0)
+    await resign(journal.redis, "me")
+    await lead(journal.redis, "another", 30.0)
 
     with pytest.raises(Deposed):
         await begun(journal)

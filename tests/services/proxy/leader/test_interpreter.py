@@ -15,7 +15,7 @@ from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.messages.environments import EnvironmentSpec
 from tests.shared.bus.flaky import Flaky, When
-from tests.shared.bus.journal import Journal
+from tests.shared.bus.journal import Journal, lead, resign
 from tests.shared.bus.soon import soon
 
 
@@ -98,7 +98,7 @@ async def test_an_answer_is_reported_when_it_is_durable(driver: InterpreterDrive
         await driver.all_written()
 
     assert driver.reported == [("a1", True)]
-    assert (await journal.fields("action:a1"))["a"] == b"answer of a1"
+    assert (await journal.fields("action:a1"))["answer"] == b"answer of a1"
 
 
 async def test_an_answer_that_was_given_before_is_reported_as_such(driver: InterpreterDriver, journal: Journal) -> None:
@@ -109,7 +109,7 @@ async def test_an_answer_that_was_given_before_is_reported_as_such(driver: Inter
         await driver.all_written()
 
     assert driver.reported == [("a1", False)]
-    assert (await journal.fields("action:a1"))["a"] == b"first"
+    assert (await journal.fields("action:a1"))["answer"] == b"first"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -136,7 +136,7 @@ async def test_answers_and_messages_put_together_both_arrive(driver: Interpreter
 
     assert await driver.sent() == [b"one", b"two"]
     assert driver.reported == [("a1", True)]
-    assert (await journal.fields("action:a2"))["g"] == b"1:n"
+    assert (await journal.fields("action:a2"))["grant"] == b"1:n"
 
 
 async def test_a_grant_of_the_next_stage_is_marked_after_the_step(driver: InterpreterDriver, journal: Journal) -> None:
@@ -146,7 +146,7 @@ async def test_a_grant_of_the_next_stage_is_marked_after_the_step(driver: Interp
         await driver.all_written()
 
     fields = await journal.fields("action:a1")
-    assert (fields["s"], fields["g"]) == (b"1", b"1:n")
+    assert (fields["stage"], fields["grant"]) == (b"1", b"1:n")
 
 
 async def test_a_cancellation_is_deleted_only_after_its_consequences_are_written(
@@ -165,8 +165,8 @@ async def test_a_cancellation_is_deleted_only_after_its_consequences_are_written
 
 async def test_a_deposed_leader_stops_and_writes_nothing_more(driver: InterpreterDriver, journal: Journal) -> None:
     entry = await journal.entry("a1")
-    await functions.resign(journal.redis, "me")
-    await functions.lead(journal.redis, "you", 30.0)
+    await resign(journal.redis, "me")
+    await lead(journal.redis, "you", 30.0)
     driver.put(*to_node(b"late"), answer("a1", entry), Advancing("a1", 1, b"[]"), Discard(entry))
 
     async with asyncio.timeout(20):

@@ -44,5 +44,5 @@ async def test_a_leader_keeps_its_lease_during_a_long_takeover(
         await soon(leads)
         await asyncio.sleep(2 * LEASE_S)  # a lease that had lapsed would be seen by now
         assert (taken, candidate.epoch) == (1, 1)
-        assert await command(valkey, "GET", "leader:epoch") == b"1"
+        assert await command(valkey, "GET", "epoch:dispatcher") == b"1"
         await candidate.stop()

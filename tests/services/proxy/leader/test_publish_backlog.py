@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from services.proxy.leader import backlog
 from services.proxy.leader.backlog import publish_backlog, reason_of
 from services.proxy.records.store import Store
+from shared.bus import backlog as bus_backlog
 from shared.bus import functions
 from shared.bus.batch_snapshot import read_snapshot
 from shared.bus.connection import command
@@ -23,7 +24,7 @@ from shared.policy.model.formulation import Request, Work
 from tests.services.proxy.mesh import START, StillClock, stage, submitted
 from tests.services.proxy.stores import store_over
 from tests.shared.bus.flaky import Flaky
-from tests.shared.bus.journal import Journal
+from tests.shared.bus.journal import Journal, lead, resign
 from tests.shared.bus.soon import soon
 
 WIDE = stage(cores=999)
@@ -55,7 +56,7 @@ async def test_before_a_leader_has_published_the_backlog_is_empty(store: Store, 
 
 
 async def test_a_published_backlog_is_read(store: Store, journal: Journal) -> None:
-    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"b": 1}))
+    await bus_backlog.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"b": 1}))
 
     assert (await store.pools(), await store.stuck()) == (STUCK, {"b": 1})
 
@@ -63,14 +64,14 @@ async def test_a_published_backlog_is_read(store: Store, journal: Journal) -> No
 async def test_a_stuck_action_has_a_reason_and_others_have_none(store: Store, journal: Journal) -> None:
     await submit(journal, submitted("stuck", WIDE))
     await submit(journal, submitted("fine", stage()))
-    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
+    await bus_backlog.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
 
     assert (await reason(store, "stuck"), await reason(store, "fine")) == (WHY, "")
 
 
 async def test_the_stage_it_is_in_counts(store: Store, journal: Journal) -> None:
     await submit(journal, submitted("a", stage("compile"), WIDE))
-    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
+    await bus_backlog.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
     assert await reason(store, "a") == ""
 
     await functions.advance_stages(journal.redis, journal.epoch, [Advancing("a", 1, b"[]")])
@@ -79,7 +80,7 @@ async def test_the_stage_it_is_in_counts(store: Store, journal: Journal) -> None
 
 async def test_an_action_answered_meanwhile_is_not_stuck(store: Store, journal: Journal) -> None:
     entry = await submit(journal, submitted("a", WIDE))
-    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
+    await bus_backlog.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
     stored = await store.action("a")
     await journal.finish("a", entry)
 
@@ -100,7 +101,7 @@ async def test_changes_are_published_until_another_leads(
     store: Store, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "PUBLISH_EVERY_S", 0.01)
-    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
+    await bus_backlog.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
     dispatcher, flaky = Dispatcher(), Flaky(journal.redis)
     publishing = asyncio.create_task(publish_backlog(flaky, journal.epoch, dispatcher, StillClock()))
     await soon(lambda: _is(store, {}))
@@ -111,8 +112,8 @@ async def test_changes_are_published_until_another_leads(
     waiting(dispatcher, "c")
     await soon(lambda: _is(store, {"b": 2}))
 
-    await functions.resign(journal.redis, "me")
-    await functions.lead(journal.redis, "you", 30.0)
+    await resign(journal.redis, "me")
+    await lead(journal.redis, "you", 30.0)
     waiting(dispatcher, "d")
     async with asyncio.timeout(20):
         await publishing
@@ -127,7 +128,7 @@ async def test_batches_are_published_on_change_and_once_if_there_are_none(
 ) -> None:
     monkeypatch.setattr(backlog, "PUBLISH_EVERY_S", 0.01)
     former = OpenBatchesSnapshot(1.0, {"gone": UnansweredRequests([b""], [b""])})
-    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), former)
+    await bus_backlog.publish_backlog(journal.redis, journal.epoch, Backlog(), former)
     dispatcher, clock = Dispatcher(), StillClock()
     publishing = asyncio.create_task(publish_backlog(journal.redis, journal.epoch, dispatcher, clock))
 

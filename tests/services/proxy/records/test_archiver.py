@@ -18,7 +18,7 @@ from services.proxy.records.archiver import Archiver
 from services.proxy.records.memory import ValkeyMemory
 from services.proxy.records.store import Store, Stored
 from services.proxy.settings import ProxySettings
-from shared.bus import archive, functions
+from shared.bus import archive, batches
 from shared.bus.archive import BatchKey
 from shared.bus.connection import ValkeyClock, command
 from shared.bus.functions import Answering, journal_actions
@@ -342,7 +342,7 @@ async def test_results_of_a_deleted_batch_are_freed_without_a_copy(
     monkeypatch.setattr(archiving, "AT_ONCE", 4)
     await driver.journal.open()
     await driver.answer(*names(10), batch="b")
-    await functions.end_batch(driver.redis, "b", "cancelled", keep_batch_s=0)
+    await batches.end_batch(driver.redis, "b", "cancelled", keep_batch_s=0)
     assert await command(driver.redis, "EXISTS", "batch:b") == 0
     assert await driver.store.action("a3") is None
 
@@ -361,7 +361,7 @@ async def test_results_of_a_deleted_batch_are_freed_without_a_copy(
 async def test_a_batch_that_is_deleted_before_its_last_answer_goes_with_it(driver: ArchiverDriver) -> None:
     await driver.journal.open()
     entry = await driver.journal.entry("a0", "b")
-    assert await functions.end_batch(driver.redis, "b", "cancelled", keep_batch_s=0) == "cancelled"
+    assert await batches.end_batch(driver.redis, "b", "cancelled", keep_batch_s=0) == "cancelled"
     assert await command(driver.redis, "EXISTS", "batch:b") == 1
 
     await driver.journal.finish("a0", entry, "b", answer_of("a0"))

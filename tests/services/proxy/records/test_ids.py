@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from services.proxy.records.ids import KEY_BYTES, Ids, random_id
 from shared.bus.connection import ValkeyClock, command
-from shared.bus.functions import IdKey
+from shared.bus.identity import IdKey
 
 Scope = tuple[str, str, str, str]
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,7}", fullmatch=True)
@@ -78,7 +78,7 @@ async def test_the_key_is_created_once(valkey: Redis) -> None:
 @pytest.mark.parametrize("place", ["", "t1", "b1"])
 async def test_in_a_store_of_an_older_version_its_ids_are_found(valkey: Redis, place: str) -> None:
     """Found by hash; in a trajectory by name after the answer expired; in a batch after it is archived."""
-    await command(valkey, "SET", "leader:epoch", 3)
+    await command(valkey, "SET", "epoch:dispatcher", 3)
     ids = await Ids.load(valkey, await ValkeyClock.measure(valkey))
     fresh = await ids.of("ada", "", place, "step-1")
     assert fresh != older(place)

@@ -100,7 +100,7 @@ async def test_a_batch_that_has_ended_is_a_conflict(rollouts: RolloutsWithClock,
     await journal.submit("r", batch="b")
     if state == "complete":
         await journal.end("b", "sealed")
-        await journal.finish("r", (await journal.fields("action:r"))["e"].decode(), "b")
+        await journal.finish("r", (await journal.fields("action:r"))["entry"].decode(), "b")
     else:
         await journal.end("b", state)
 

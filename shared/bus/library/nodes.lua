@@ -1,10 +1,4 @@
-
--- Reports of nodes. Keys come as keys. See shared/bus/nodes.py.
---
---   nodes        stream: hellos, heartbeats and byes; bounded, so in a large mesh a hello leaves it before the next one
---   hellos       hash: node -> its newest hello, until its Bye
---   hellos:at    sorted: the same nodes by the time (ms) of their last hello
---   generations  counter of started managers
+-- Reports of nodes.
 
 local function forget_hello(hellos, at, node)
   redis.call('HDEL', hellos, node)
@@ -16,14 +10,14 @@ local function generation_of(hello)
   return read and type(message) == 'table' and tonumber(message.generation) or 0
 end
 
--- next_generation[generations, hellos](node) -> a number above every earlier one, and above that of the stored hello
+-- next_generation(generations, hellos; node) -> a number above every earlier one, and above that of the stored hello
 local function next_generation(keys, args)
   local known = generation_of(redis.call('HGET', keys[2], args[1]))
   if known > tonumber(redis.call('GET', keys[1]) or 0) then redis.call('SET', keys[1], known) end
   return redis.call('INCR', keys[1])
 end
 
--- publish_hello[nodes, hellos, hellos:at](kept, most, node, generation, hello) -> 1 published and stored;
+-- publish_hello(nodes, hellos, hellos:at; kept, most, node, generation, hello) -> 1 published and stored;
 --   0 neither: a manager of this node that started later has published its hello
 local function publish_hello(keys, args)
   if generation_of(redis.call('HGET', keys[2], args[3])) > tonumber(args[4]) then return 0 end
@@ -37,7 +31,7 @@ local function publish_hello(keys, args)
   return 1
 end
 
--- publish_bye[nodes, hellos, hellos:at](kept, node, incarnation, bye): a hello of another incarnation stays
+-- publish_bye(nodes, hellos, hellos:at; kept, node, incarnation, bye): a hello of another incarnation stays
 local function publish_bye(keys, args)
   redis.call('XADD', keys[1], 'MAXLEN', '~', args[1], '*', 'm', args[4])
   local read, stored = pcall(cmsgpack.unpack, redis.call('HGET', keys[2], args[2]) or '')
@@ -45,15 +39,15 @@ local function publish_bye(keys, args)
   return 1
 end
 
--- expire_hellos[leader:epoch, hellos, hellos:at](epoch, silent_ms) -> the nodes without a hello for this long, removed
+-- expire_hellos(epoch:<role>, hellos, hellos:at; epoch, silent_ms) -> the nodes without a hello for this long, removed
 local function expire_hellos(keys, args)
-  if redis.call('GET', keys[1]) ~= args[1] then return redis.error_reply(FENCED) end
+  if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
   local silent = redis.call('ZRANGEBYSCORE', keys[3], '-inf', now_ms() - args[2])
   for _, node in ipairs(silent) do forget_hello(keys[2], keys[3], node) end
   return silent
 end
 
-redis.register_function { function_name = 'next_generation', callback = next_generation, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'publish_hello', callback = publish_hello, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'publish_bye', callback = publish_bye, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'expire_hellos', callback = expire_hellos, flags = { 'allow-oom' } }
+register_allowed_when_full('next_generation', next_generation)
+register_allowed_when_full('publish_hello', publish_hello)
+register_allowed_when_full('publish_bye', publish_bye)
+register_allowed_when_full('expire_hellos', expire_hellos)

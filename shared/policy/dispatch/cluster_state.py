@@ -31,13 +31,14 @@ class ClusterState:
     queues: Queues = field(init=False)
     granted: dict[str, dict[str, ActionState]] = field(default_factory=dict)
     """Node -> action -> its state: actions granted there."""
-    prefetch: Prefetch = field(default_factory=Prefetch)
+    prefetch: Prefetch = field(init=False)
     """Prefetched actions: granted, and waiting in their nodes' queues."""
     elastic: ElasticRules = field(default_factory=ElasticRules)
     newest_serial: int = 0
     """Serial of the newest grant."""
 
     def __post_init__(self) -> None:
+        self.prefetch = Prefetch(self.nodes.rankings.touch)
         self.environments = EnvironmentPlacements(self.nodes)
         self.queues = Queues(self.durations, self.trajectories, self.environments)
 
@@ -65,8 +66,16 @@ class ClusterState:
         self._allocate(action, node, now)
 
     def promote(self, now: float) -> None:
-        """If units are free, take them for the first action in the node's queue: the node has started it by itself."""
-        for name in list(self.prefetch.queues):
+        """If units are free, take them for the first action in the node's queue: the node has started it by itself.
+        Also wakes the lanes of nodes. Only nodes that have changed since the last call are looked at.
+        """
+        self.nodes.rankings.shorten()
+        changed = self.nodes.rankings.changed
+        while changed:
+            name = changed.popitem()[0]
+            self.queues.lanes.wake_node(name)
+            if name not in self.prefetch.queues:
+                continue
             node = self.nodes.present[name]
             while (action := self.prefetch.first(node)) is not None and node.has_free(action.units):
                 self.start_prefetched(action, node, now)
@@ -143,7 +152,8 @@ class ClusterState:
         node = self.nodes.present.get(action.node)
         if (action.allocated or action.prefetched or action.parked) and node is not None:
             units = action.units if action.allocated else {}
-            node.orphans[action.request.id] = Orphan(action.stage, action.attempt, units, action.serial, now)
+            orphan = Orphan(action.stage, action.attempt, units, action.serial, now)
+            node.add_orphan(action.request.id, orphan)
         self._remove_grant(action)
 
     def _remove_grant(self, action: ActionState) -> None:
@@ -184,7 +194,8 @@ class ClusterState:
         if known is not None:
             node.give_back(known.units, action_id)
         node.take(units, action_id)
-        node.orphans[action_id] = Orphan(held.stage, held.attempt, units, 0, now if known is None else known.since_s)
+        since_s = now if known is None else known.since_s
+        node.add_orphan(action_id, Orphan(held.stage, held.attempt, units, 0, since_s))
         return False
 
     def _adopt(self, action: ActionState, node: Node, held: HeldGrant, since_s: float) -> None:
@@ -284,6 +295,7 @@ class ClusterState:
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
+        self.nodes.check()
         self.trajectories.check()
         self.environments.check()
         self.queues.check(action for held in self.granted.values() for action in held.values())

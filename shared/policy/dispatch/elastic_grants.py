@@ -25,6 +25,7 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.elastic.scheduling import LOOKED_AT, Scalable, allot, enough
 from shared.policy.model.formulation import Command, Grant
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.pools import BEGINS, bound_lane
 
 MOST_BEYOND: Final = 1024
 """Most waiting actions of a node that count beyond those that are looked at one by one."""
@@ -161,8 +162,8 @@ def _waiting(cluster: ClusterState, node: Node, like: ActionState) -> list[Scala
     pool = cluster.queues.pool(like.work.pool)
     parts, count = len(cluster.nodes.of(pool)), 0
     lanes: list[list[ActionState]] = []
-    for lane in pool.all_lanes():
-        if lane.queue and lane.node in ("", node.name):
+    for lane in (pool, pool.lanes.get(BEGINS), pool.lanes.get(bound_lane(node.name))):
+        if lane is not None and lane.queue:
             mine = len(lane.queue) if lane.node else -(-len(lane.queue) // parts)
             count += mine
             lanes.append([cluster.queues.queued[name] for name in islice(lane.queue, min(mine, LOOKED_AT))])
@@ -174,8 +175,7 @@ def _waiting(cluster: ClusterState, node: Node, like: ActionState) -> list[Scala
     found = [_estimate(cluster, action) for action in waiting]
     beyond = min(count - len(found), MOST_BEYOND)
     if beyond > 0:
-        total = sum(lane.waiting for lane in pool.all_lanes())
-        found += [Scalable((1,), np.array([pool.queued_s / total]))] * beyond
+        found += [Scalable((1,), np.array([pool.queued_s / pool.queued]))] * beyond
     return found
 
 

@@ -35,7 +35,7 @@ class NodeHandler:
             known.seen_s = now
             if node.kinds <= known.kinds:
                 return None
-            known.kinds |= node.kinds
+            self.cluster.nodes.offer(known, node.kinds)
             self.cluster.queues.nodes_changed()
             return []
         commands = self.attempts.lost_with(now, node.name, "it has restarted", allocated_only=True)
@@ -70,7 +70,7 @@ class NodeHandler:
         if node is None or asked is None:
             return None
         commands = self._reconcile_held(now, node, held) + self._reconcile_missing(now, node, held, asked)
-        node.ready = True
+        node.become_ready()
         commands += self.environments.reconcile(now, node, environments, asked)
         self.cluster.queues.nodes_changed()
         return commands

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.model.formulation import EnvironmentNeed
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import reserve
 from shared.policy.resources.residency import ABSENT
@@ -66,21 +67,28 @@ def reservation(cluster: ClusterState, nodes: list[Node], head: ActionState, now
     key = (math.inf, 0.0 if need is None else math.inf)
     for node in nodes:
         if node.ready and head.could_run_on(node):
-            held = cluster.granted.get(node.name, {}).values()
-            ends = [(action.expected_end_s, action.units) for action in held if action.allocated]
-            ends += [(now, orphan.units) for orphan in node.orphans.values()]
-            until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
-            lacks = 0.0 if need is None else _load(node, lasting(node.specs, need.units))
+            until_s = units_free_at(cluster, node, needed, now)
+            lacks = 0.0 if need is None else load_of(node, need)
             if (until_s, lacks) < key:
                 best, key = node, (until_s, lacks)
     return key[0], best
 
 
+def units_free_at(cluster: ClusterState, node: Node, needed: Mapping[str, int], now: float) -> float:
+    """Return when the needed units are predicted to be free together on a node: absolute seconds, `now` at least;
+    infinity if never. What the node was asked to stop is assumed to end now.
+    """
+    held = cluster.granted.get(node.name, {}).values()
+    ends = [(action.expected_end_s, action.units) for action in held if action.allocated]
+    ends += [(now, orphan.units) for orphan in node.orphans.values()]
+    return reserve(now, needed, {name: node.free(name) for name in needed}, ends)
+
+
+def load_of(node: Node, need: EnvironmentNeed) -> float:
+    """Largest share taken of what an environment holds to its end."""
+    return max((load(node.taken(name), node.capacity[name]) for name in lasting(node.specs, need.units)), default=0.0)
+
+
 def _worst(node: Node, units: Mapping[str, int]) -> float:
     """Largest of the negated scores of these resources: the environment goes where it is smallest."""
     return max((-node.score(name, count) for name, count in units.items()), default=0.0)
-
-
-def _load(node: Node, units: Iterable[str]) -> float:
-    """Largest share taken of any of these resources."""
-    return max((load(node.taken(name), node.capacity[name]) for name in units), default=0.0)

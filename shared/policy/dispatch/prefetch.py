@@ -16,7 +16,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,6 +44,8 @@ class NodeQueue:
 class Prefetch:
     """Queues of all nodes, and the units on each that short work holds."""
 
+    report_change: Callable[[str], None]
+    """Receives the name of a node whose queue or short work has changed."""
     queues: dict[str, NodeQueue] = field(default_factory=dict)
     """Node -> its queue; no entry for an empty queue."""
     short: dict[str, int] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Prefetch:
         if action.expected_s <= HORIZON_S and action.pool_units:
             action.short = True
             self.short[action.node] = self.short.get(action.node, 0) + action.pool_units
+            self.report_change(action.node)
 
     def uncount_short(self, action: ActionState) -> None:
         """Stop counting an action as short: it has ended, or has run longer than expected."""
@@ -62,12 +65,14 @@ class Prefetch:
             self.short[action.node] -= action.pool_units
             if not self.short[action.node]:
                 del self.short[action.node]
+            self.report_change(action.node)
 
     def add(self, action: ActionState) -> None:
         """Add an action to the queue of its node."""
         queue = self.queues.setdefault(action.node, NodeQueue())
         queue.actions[action.request.id] = action
         queue.expected_s += action.expected_s
+        self.report_change(action.node)
         action.prefetched = True
 
     def remove(self, action: ActionState) -> None:
@@ -78,21 +83,27 @@ class Prefetch:
         action.prefetched = False
         if not queue.actions:
             del self.queues[action.node]
+        self.report_change(action.node)
 
     def first(self, node: Node) -> ActionState | None:
         """Return the action that the node starts next."""
         queue = self.queues.get(node.name)
         return next(iter(queue.actions.values())) if queue is not None else None
 
+    def may_wait(self, action: ActionState, expected_s: float) -> bool:
+        """Return whether the action may wait in the queue of some node."""
+        work = action.work
+        if action.pool_units != 1 or len(work.units) != 1 or not work.repeatable or expected_s > HORIZON_S:
+            return False
+        return action.request.need is None  # an environment takes one action at a time, and node queues ignore turns
+
     def place(self, nodes: Iterable[Node], action: ActionState, expected_s: float) -> Node | None:
         """Return the node with the shortest expected wait of those whose queue may take the action; the first where
         equal.
         """
         work = action.work
-        if action.pool_units != 1 or len(work.units) != 1 or not work.repeatable or expected_s > HORIZON_S:
+        if not self.may_wait(action, expected_s):
             return None
-        if action.request.need is not None:
-            return None  # its environment takes one action at a time, and node queues ignore trajectories' turns
         best: Node | None = None
         shortest_s = HORIZON_S
         for node in nodes:

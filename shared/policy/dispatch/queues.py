@@ -12,6 +12,7 @@ from math import isclose
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.environment_placements import EnvironmentPlacements
+from shared.policy.dispatch.lanes import Lanes
 from shared.policy.dispatch.stage_durations import StageDurations
 from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.order.batches import BatchRegistry
@@ -31,8 +32,11 @@ class Queues:
     queued: dict[str, ActionState] = field(default_factory=dict)
     dirty: set[str] = field(default_factory=set)
     """Pools whose shares may have to change; only those that the planner scales."""
+    lanes: Lanes = field(default_factory=Lanes)
+    """Lanes that a scheduling round serves, and those that sleep."""
     weights: dict[str, float] = field(default_factory=dict)
     """Tenant -> weight; default 1. Every queue shares it."""
+    _pools_made: int = 0
     planned: bool = True
     """A planner is alive. While none is, targets stay and a zero-queue rule adds to them."""
 
@@ -41,6 +45,8 @@ class Queues:
         pool = self.pools.get(name)
         if pool is None:
             pool = self.pools[name] = Pool(name, queue=FairQueue(self.weights))
+            self._pools_made += 1
+            pool.number = self._pools_made
         return pool
 
     # ---- one action --------------------------------------------------------------------------------------------
@@ -80,6 +86,7 @@ class Queues:
         request = action.request
         self.batches.count_waiting(request, (pool.name, lane.name, request.tenant))
         self.queued[request.id] = action
+        pool.queued += 1
         pool.queued_s += action.expected_s * action.pool_units
         pool.add_demand(action.wanted_units, outside=not request.batch)
         action.in_demand = True
@@ -98,8 +105,11 @@ class Queues:
         pool = self.pool(action.work.pool)
         if not lane.queue.remove(request.tenant, request.id) and lane.postponed.pop(request.id, None) is None:
             (lane.stuck if request.id in lane.stuck else lane.behind).remove(request.id)
+        self.lanes.wake(pool, lane)
         if lane is not pool and not lane.waiting:
             pool.lanes.pop(lane.name, None)
+            self.lanes.remove(pool, lane)
+        pool.queued -= 1
         pool.queued_s -= action.expected_s * action.pool_units
         if request.batch:
             self.batches.uncount_waiting(request, (pool.name, lane.name, request.tenant))
@@ -119,6 +129,7 @@ class Queues:
         """Set aside an action that no node could ever take, until nodes change or its deadline comes."""
         lane.queue.remove(action.request.tenant, action.request.id)
         lane.stuck.add(action.request.id)
+        self.lanes.wake(self.pool(action.work.pool), lane)
 
     def postpone(self, action: ActionState, until_s: float) -> None:
         """Set aside a newly queued action until then, because its node cannot run it earlier."""
@@ -126,6 +137,7 @@ class Queues:
         assert lane is not None, f"{action.request.id} waits nowhere"
         if lane.queue.remove(action.request.tenant, action.request.id):
             lane.postponed[action.request.id] = until_s
+            self.lanes.wake(self.pool(action.work.pool), lane)
 
     def _push(self, lane: Lane, action: ActionState) -> None:
         """Add it to a lane's order; an action of a batch with the batch's present T."""
@@ -133,6 +145,7 @@ class Queues:
         if request.batch:
             action.key = self.batches.key(request, self.durations.learned)
         lane.queue.push(request.tenant, action.key, request.id, request.batch)
+        self.lanes.wake(self.pool(action.work.pool), lane)
 
     def _lane_of(self, pool: Pool, action: ActionState) -> Lane:
         need = action.request.need
@@ -165,6 +178,7 @@ class Queues:
             lane = pool if pool is None or lane_name == name else pool.lanes.get(lane_name)
             if lane is not None:  # else the lane is gone, or has only actions set aside
                 lane.queue.move(tenant, batch, self.batches.due(batch))
+                self.lanes.wake(self.pools[name], lane)
 
     def change_lane(self, trajectory: str) -> None:
         """Move a trajectory's waiting actions to another lane after its placement has changed."""
@@ -191,12 +205,14 @@ class Queues:
         if self.planned != planned:
             self.planned = planned
             self.dirty.update(self.pools)
+            self.lanes.wake_all()
             for pool in self.pools.values():
                 for lane in pool.all_lanes():
                     lane.feasible = ""  # whether the head fits the owned units must be checked again
 
     def nodes_changed(self) -> None:
         """Spread shares again over the present nodes, and queue the actions that no earlier node could take."""
+        self.lanes.wake_all()
         for pool in self.pools.values():
             pool.settled = None
             self.dirty.add(pool.name)
@@ -211,6 +227,7 @@ class Queues:
     def check(self, held: Iterable[ActionState]) -> None:
         """Assert the invariants; tests call it after every step, services never do. `held`: actions on nodes."""
         held = list(held)
+        self.lanes.check(self.pools.values())
         for pool in self.pools.values():
             queued = {name: action for name, action in self.queued.items() if action.work.pool == pool.name}
             self._check_lanes(pool, queued)
@@ -228,6 +245,7 @@ class Queues:
         assert not rest, f"{pool.name}: its lanes contain what waits for it, not {rest}"
 
     def _check_demand(self, pool: Pool, queued: list[ActionState], held: list[ActionState]) -> None:
+        assert len(queued) == pool.queued, f"{pool.name}: number of waiting actions"
         queued_s = sum(action.expected_s * action.pool_units for action in queued)
         assert isclose(queued_s, pool.queued_s, abs_tol=1e-6), f"{pool.name}: unit-seconds that wait"
         each = {action.request.id: action for action in [*queued, *held]}.values()

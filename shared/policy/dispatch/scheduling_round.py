@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,10 +20,18 @@ from numpy.typing import NDArray
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.elastic_grants import NewGrant, busy, grant_elastic_units, units_worth_waiting_for
-from shared.policy.dispatch.placement import place_environment, reservation
-from shared.policy.dispatch.shares import owns_less, update_shares
+from shared.policy.dispatch.lanes import LaneKey
+from shared.policy.dispatch.node_choice import (
+    is_possible,
+    most_free,
+    owns_less,
+    place_prefetched,
+    places,
+    reserve_node,
+)
+from shared.policy.dispatch.shares import update_shares
 from shared.policy.model.formulation import Command, Grant, Resume
-from shared.policy.resources.ledger import Node, place
+from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
 
 
@@ -32,8 +40,8 @@ class Blocked:
     """Head that waits for units, with its reservation, which is computed on first use."""
 
     head: ActionState
-    nodes: list[Node]
-    """Nodes of its pool."""
+    pool: Pool
+    lane: Lane
     node: Node | None = None
     """Node where its units are predicted to be free together first; None if no ready node will ever have them."""
     until_s: float | None = None
@@ -42,7 +50,7 @@ class Blocked:
     def forbids(self, cluster: ClusterState, node: Node, action: ActionState, now: float) -> bool:
         """Return whether this work, started there now, would delay the head."""
         if self.until_s is None:
-            self.until_s, self.node = reservation(cluster, self.nodes, self.head, now)
+            self.until_s, self.node = reserve_node(cluster, self.pool, self.lane, self.head, now)
         if node is not self.node or self.head.needs.keys().isdisjoint(action.needs):
             return False
         if self.until_s == math.inf:
@@ -67,12 +75,30 @@ class SchedulingRound:
     it."""
     reshared: set[str] = field(default_factory=set)
     """Blocked heads for which shares were updated. Once a round for each: an update can take back what another gave."""
+    serving: Lane | None = None
+    """Lane that is being served."""
+    blocked_asleep: dict[LaneKey, Blocked] = field(default_factory=dict)
+    """Reservations of sleeping lanes' heads that were asked for in this round."""
     busy_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     """Node -> seconds until each unit taken before this round is predicted free."""
 
     def forbids(self, node: Node, action: ActionState) -> bool:
         """Return whether this work, started there now, would delay a blocked head."""
-        return any(one.forbids(self.cluster, node, action, self.now) for one in self.blocked)
+        if any(one.forbids(self.cluster, node, action, self.now) for one in self.blocked):
+            return True
+        asleep = self.cluster.queues.lanes.asleep.get(node.name)
+        return asleep is not None and any(self._reserved(*one, node, action) for one in asleep.values())
+
+    def _reserved(self, pool: Pool, lane: Lane, node: Node, action: ActionState) -> bool:
+        """Return whether this work would delay the head of a sleeping lane that precedes the lane being served."""
+        assert self.serving is not None, "work is placed for a lane"
+        if lane is self.serving or lane.queue.head_key() > self.serving.queue.head_key():
+            return False
+        known = self.blocked_asleep.get((pool.name, lane.name))
+        if known is None:
+            head = self.cluster.queues.queued[lane.queue.head() or ""]
+            known = self.blocked_asleep[pool.name, lane.name] = Blocked(head, pool, lane)
+        return not self.follows([node], known.head) and known.forbids(self.cluster, node, action, self.now)
 
     def too_early(self, node: Node, action: ActionState) -> bool:
         """Return whether it does better to wait for more of this node's units.
@@ -127,84 +153,91 @@ class SchedulingRound:
         cluster, head = self.cluster, lane.queue.head()
         if head is None:
             return False
+        self.serving = lane
         nodes, action = cluster.nodes.of(pool, lane), cluster.queues.queued[head]
-        node = self._place(pool, nodes, action)
+        node = self._place(pool, lane, action)
         if node is not None:
             self._grant(lane, action, node, is_head=True)
-        elif head != lane.feasible and nodes and not any(action.could_run_on(node) for node in nodes):
+        elif head != lane.feasible and nodes and not is_possible(cluster, pool, lane, action):
             cluster.queues.set_stuck(lane, action)
-        elif shares := self._reshare(pool, nodes, head):
+        elif shares := self._reshare(pool, lane, head):
             self.commands += shares
             cluster.promote(self.now)
-        elif (node := self._place_prefetched(nodes, action)) is not None:
+        elif (node := self._place_prefetched(pool, lane, action)) is not None:
             self._grant(lane, action, node, is_head=True, prefetched=True)
         else:
             lane.feasible = head
             if not self.follows(nodes, action):
-                self.blocked.append(Blocked(action, nodes))
-            self._backfill(pool, lane, nodes)
+                self.blocked.append(Blocked(action, pool, lane))
+            self._backfill(pool, lane)
+            if self._may_sleep(pool, lane):
+                cluster.queues.lanes.sleep(pool, lane)
             return False
         return bool(lane.queue)
 
-    def _reshare(self, pool: Pool, nodes: list[Node], head: str) -> list[Command]:
+    def _may_sleep(self, pool: Pool, lane: Lane) -> bool:
+        """Return whether nothing can start from a lane, and no share can change for it, before its node changes."""
+        head = lane.queue.head()
+        if not lane.node or head is None or head != lane.feasible:
+            return False
+        for node in self.cluster.nodes.of(pool, lane):
+            if node.limit(pool.resource) < node.capacity.get(pool.resource, 0):
+                return False
+            if node.ready and (node.free(pool.resource) or not self.cluster.queues.queued[head].pool_units):
+                return False
+        return True
+
+    def _reshare(self, pool: Pool, lane: Lane, head: str) -> list[Command]:
         """Update the shares of a pool for a head that fits no node, at most once in the round."""
-        if pool.target is None or head in self.reshared or not owns_less(nodes, pool.resource):
+        if pool.target is None or head in self.reshared or not owns_less(self.cluster, pool, lane):
             return []
         self.reshared.add(head)
         return update_shares(self.cluster, pool, blocked=True)
 
-    def _place(self, pool: Pool, nodes: list[Node], action: ActionState) -> Node | None:
+    def _place(self, pool: Pool, lane: Lane, action: ActionState) -> Node | None:
         """Return the node where the action may start now, if any."""
         if action.parked:
             return self._place_parked(action)
+        waits: Container[str] = ()
         if action.scales:
             action.units = action.work.units  # decided anew each time
-            if self.waits:
-                nodes = [node for node in nodes if node.name not in self.waits]
-        while True:
-            if action.begins:
-                node = place_environment(nodes, action, pool.resource, self.now)
-            else:
-                node = place(nodes, action.request.id, action.work.kind, action.units, pool.resource)
-            if node is None or not (
-                (self.blocked and self.forbids(node, action)) or (action.scales and self.too_early(node, action))
-            ):
+            waits = self.waits
+        for node in places(self.cluster, pool, lane, action, self.now, waits):
+            if not (self.forbids(node, action) or (action.scales and self.too_early(node, action))):
                 return node
-            nodes = [other for other in nodes if other is not node]
+        return None
 
     def _place_parked(self, action: ActionState) -> Node | None:
         """Return the node of a parked action if it may continue there now."""
         node = self.cluster.nodes.present[action.node]
-        if not node.ready or not node.has_free(action.units) or (self.blocked and self.forbids(node, action)):
+        if not node.ready or not node.has_free(action.units) or self.forbids(node, action):
             return None
         return node
 
-    def _place_prefetched(self, nodes: list[Node], action: ActionState) -> Node | None:
+    def _place_prefetched(self, pool: Pool, lane: Lane, action: ActionState) -> Node | None:
         """Return the node whose queue may take a head that does not fit, if any."""
         cluster = self.cluster
         if not cluster.prefetch.short:
             return None
-        node = cluster.prefetch.place(nodes, action, cluster.durations.expect(action))
+        node = place_prefetched(cluster, pool, lane, action, cluster.durations.expect(action))
         return None if node is None or self.forbids(node, action) else node
 
-    def _backfill(self, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
+    def _backfill(self, pool: Pool, lane: Lane) -> None:
         """Grant work behind a head that does not fit, as its reservation allows."""
-        cluster, resource = self.cluster, pool.resource
-        spare = [node for node in nodes if node.ready and node.free(resource)]
-        if not spare:
+        cluster = self.cluster
+        most = most_free(cluster, pool, lane)
+        if not most:
             return
-        most = max(node.free(resource) for node in spare)
         for action in [cluster.queues.queued[name] for name in _behind(lane)]:
             if action.pool_units > most:
                 continue
-            node = self._place(pool, spare if action.pool_units else nodes, action)
+            node = self._place(pool, lane, action)
             if node is not None:
                 self._grant(lane, action, node, is_head=False)
-                spare = [node for node in spare if node.free(resource)]
-                if not spare:
+                most = most_free(cluster, pool, lane)
+                if not most:
                     return
-                most = max(node.free(resource) for node in spare)
-            elif not any(action.could_run_on(node) for node in nodes):
+            elif not is_possible(cluster, pool, lane, action):
                 cluster.queues.set_stuck(lane, action)
 
     def _grant(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False) -> None:
@@ -253,9 +286,8 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
             commands += update_shares(cluster, cluster.queues.pools[name])
         cluster.queues.dirty.clear()
         cluster.promote(now)
-    waiting = [(pool, lane) for pool in cluster.queues.pools.values() for lane in pool.all_lanes() if lane.queue]
     scheduling = SchedulingRound(cluster, now, commands)
-    scheduling.serve(waiting)
+    scheduling.serve(cluster.queues.lanes.to_serve())
     return grant_elastic_units(cluster, now, commands, scheduling.new_grants) if scheduling.scales else commands
 
 
@@ -264,11 +296,8 @@ def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
     lane = action.lane
     if lane is None or action.request.id in lane.behind:
         return
-    nodes = cluster.nodes.of(cluster.queues.pool(action.work.pool), lane)
-    for node in nodes:
-        if action.could_run_on(node):
-            return
-    if nodes:
+    pool = cluster.queues.pool(action.work.pool)
+    if cluster.nodes.of(pool, lane) and not is_possible(cluster, pool, lane, action):
         cluster.queues.set_stuck(lane, action)
 
 

@@ -80,8 +80,3 @@ def _bound_units(cluster: ClusterState, pool: Pool) -> dict[str, int]:
             host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))
             bound[host.name] = max(bound.get(host.name, 0), host.taken(pool.resource) + action.least_units)
     return bound
-
-
-def owns_less(nodes: list[Node], resource: str) -> bool:
-    """Return whether a node owns less than its capacity."""
-    return any(node.limit(resource) < node.capacity.get(resource, 0) for node in nodes)

@@ -59,6 +59,8 @@ class Lane:
     """Waiting actions behind an earlier one of their trajectory; queued when that is answered."""
     postponed: dict[str, float] = field(default_factory=dict)
     """Postponed actions -> time at which they are queued again."""
+    number: int = 0
+    """Order of creation among the lanes of its pool; for a pool, among all pools."""
     feasible: str = ""
     """Head that some node is known to be able to take eventually."""
 
@@ -70,6 +72,11 @@ class Lane:
 
 BEGINS = "begins"
 """Name of the lane for actions that begin environments. No conflict with node lanes, which are named `=<name>`."""
+
+
+def bound_lane(node: str) -> str:
+    """Name of the lane for work that is bound to a node."""
+    return f"={node}"
 
 
 @dataclass(slots=True)
@@ -84,6 +91,10 @@ class Pool(Lane):
     """Target of the planner; None until the first one: then all units are owned."""
     settled: tuple[object, ...] | None = None
     """Inputs for which the nodes' shares were computed, if they add up; None if they must be computed again."""
+    lanes_made: int = 0
+    """Number of lanes created so far."""
+    queued: int = 0
+    """Number of actions that wait in its lanes, those set aside included."""
     queued_s: float = 0.0
     """Expected unit-seconds of everything that waits, except for rounding errors."""
     outside: Demand = field(default_factory=Demand)
@@ -96,10 +107,12 @@ class Pool(Lane):
 
     def lane(self, node: str | None) -> Lane:
         """Return the lane of work bound to a node; None: of actions that begin an environment."""
-        name = BEGINS if node is None else f"={node}"
+        name = BEGINS if node is None else bound_lane(node)
         lane = self.lanes.get(name)
         if lane is None:
             lane = self.lanes[name] = Lane(name, node or "", FairQueue(self.queue.weights))
+            self.lanes_made += 1
+            lane.number = self.lanes_made
         return lane
 
     def all_lanes(self) -> Iterator[Lane]:

@@ -194,6 +194,11 @@ class ResourceSpec:
     make: Callable[[int, ResourceSpec], Resource] = _counts
     """Structure: makes the resource of a node with so many units."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Units are counted, and the node with the most free ones wins. So nodes can be ranked for all requests."""
+        return self.score is most_free and self.make is _counts
+
 
 PLAIN = ResourceSpec()
 """Properties of a resource that declares none: counted units, held by actions."""

@@ -113,7 +113,7 @@ class DispatcherLoad:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Disable garbage collection: the leader freezes its objects, so collection is no part of a decision."""
     gc.collect()
     gc.disable()
@@ -127,7 +127,7 @@ def all_free(seed: int) -> float:
     """Return the seconds of the decision in which 1,280 actions wait and all cores become free at once."""
     load = DispatcherLoad(seed)
     load.submit(WAITING)
-    with _uncollected():
+    with uncollected():
         return load.add_nodes()
 
 
@@ -138,7 +138,7 @@ def steady(seed: int) -> list[float]:
     load.add_nodes()
     load.submit(WAITING)
     taken: list[float] = []
-    with _uncollected():
+    with uncollected():
         for number in range(ROUNDS):
             load.now += 0.1
             ends = load.free(f"n{number % NODES}", AT_ONCE)
@@ -158,7 +158,7 @@ def rigid(seed: int) -> list[float]:
     load.now += 100.0
     load.follow(load.dispatcher.handle(load.now, RequestsSubmitted(tuple(first))))
     taken: list[float] = []
-    with _uncollected():
+    with uncollected():
         for number in range(ROUNDS):
             load.now += 0.1
             taken.append(load.decide(load.free(f"n{number % NODES}", 1)))

@@ -12,6 +12,7 @@ from treadle.lab.bench.actions import one_caller, single_actions, sleeping
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.bulk import in_bulk
 from treadle.lab.bench.decisions import decisions
+from treadle.lab.bench.dispatch import dispatch
 from treadle.lab.bench.environments import acting, episodes, idle, overhead
 from treadle.lab.bench.figures import BenchError, BenchFigure, BenchReport, Machine, Skipped
 from treadle.lab.bench.programs import graded_programs
@@ -44,6 +45,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "takeover": Measurement(take_over, "a leader is killed with a full journal", own_only=True),
     "scaling": Measurement(scaling, "a small DistRS workload under the planner", own_only=True),
     "decisions": Measurement(decisions, "decisions on cores: 1,280 elastic actions on five nodes of 256 cores"),
+    "dispatch": Measurement(dispatch, "cost of a decision by nodes, waiting actions and tenants"),
     "acting": Measurement(acting, "`true` in a live environment"),
     "episodes": Measurement(episodes, "24 environments with 50 actions each, every answer checked"),
     "overhead": Measurement(overhead, "overhead of actions in environments (ARL-Tangram, Table 1)"),

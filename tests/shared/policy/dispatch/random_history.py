@@ -1,0 +1,173 @@
+"""Random histories of a cluster with unlike nodes: stimuli and commands, recorded so that they can be repeated."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import (
+    ActionCancelled,
+    AttemptsEnded,
+    EnvironmentGone,
+    InventoryReported,
+    NodeJoined,
+    NodeLost,
+    NodeSeen,
+    PlannerChecked,
+    RequestsSubmitted,
+    Stimulus,
+    TargetReceived,
+    TickPassed,
+    TrajectoryClosed,
+)
+from shared.policy.model.elasticity import Elasticity
+from shared.policy.model.formulation import CloseEnvironment, Command, EnvironmentNeed, Grant, Request, Revoke, Work
+from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
+from tests.shared.policy.strategies import SPECS
+
+POOLS = ("cores@cpu", "slots@cpu", "cores@big")
+KINDS = ("run", "act", "grade")
+
+
+@dataclass(slots=True)
+class History:
+    """A dispatcher under random events, and everything that it was given and has decided."""
+
+    rng: Random
+    acting: float = 0.3
+    """Fraction of the actions that run in environments."""
+    dispatcher: Dispatcher = field(default_factory=lambda: Dispatcher(specs=SPECS))
+    steps: list[tuple[float, Stimulus, list[Command]]] = field(default_factory=list)
+    now: float = 100.0
+    incarnations: dict[str, str] = field(default_factory=dict)
+    works: dict[str, Work] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    """Granted actions that execute."""
+    held: dict[str, deque[Grant]] = field(default_factory=dict)
+    """Node -> grants that have not ended."""
+    free: dict[tuple[str, str], int] = field(default_factory=dict)
+    trajectories: list[str] = field(default_factory=list)
+
+    def give(self, stimulus: Stimulus) -> None:
+        commands = self.dispatcher.handle(self.now, stimulus)
+        self.steps.append((self.now, stimulus, commands))
+        for command in commands:
+            if isinstance(command, Grant):
+                self.held[command.node].append(command)
+                self._start(command.node)
+            elif isinstance(command, Revoke):
+                self._end(command.node, command.action, "lost" if command.recall else "cancelled", revoked=True)
+            elif isinstance(command, CloseEnvironment):
+                incarnation = self.incarnations[command.node]
+                self.give(EnvironmentGone(command.node, incarnation, command.trajectory, "closed", "closed"))
+
+    def _start(self, node: str) -> None:
+        for grant in self.held[node]:
+            if grant.action in self.begun:
+                continue
+            if any(self.free.get((node, name), 0) < count for name, count in grant.units.items()):
+                return  # a node queue keeps its order
+            for name, count in grant.units.items():
+                self.free[node, name] -= count
+            self.begun.add(grant.action)
+
+    def _end(self, node: str, action: str, status: str, *, revoked: bool = False) -> None:
+        grant = next((one for one in self.held.get(node, ()) if one.action == action), None)
+        if grant is None or (revoked and status == "lost" and action in self.begun):
+            return
+        self.held[node].remove(grant)
+        if action in self.begun:
+            self.begun.discard(action)
+            for name, count in grant.units.items():
+                self.free[node, name] += count
+        self._start(node)
+        result = AttemptResult("ok", True) if status == "ok" else AttemptResult("cancelled" if revoked else "lost")
+        if revoked and status == "lost":
+            result = AttemptResult("lost")
+        self.give(AttemptsEnded((Ended(action, node, grant.attempt, grant.stage, result, units=grant.units),)))
+
+    # ---- random events -----------------------------------------------------------------------------------------
+
+    def join(self, at: int) -> None:
+        rng, name = self.rng, f"n{at:02}"
+        if name in self.incarnations:
+            self.give(NodeLost(name, "stopped"))
+        self.incarnations[name] = f"{int(self.incarnations.get(name, '0')) + 1}"
+        self.begun -= {grant.action for grant in self.held.get(name, ())}
+        self.held[name] = deque()
+        capacity = {"cores": rng.choice([2, 4, 8]), "slots": 3, "memory": rng.choice([2, 5, 9])}
+        self.free.update({(name, resource): count for resource, count in capacity.items()})
+        kinds = frozenset({"run", "act", "runtime.local"} if rng.random() < 0.7 else {"run", "grade"})
+        ahead = frozenset({"cores"}) if rng.random() < 0.8 else frozenset[str]()
+        node_class = "big" if at % 5 == 4 else "cpu"
+        self.give(NodeJoined(name, self.incarnations[name], node_class, capacity, kinds, ahead))
+        self.give(InventoryReported(name, self.incarnations[name], {}))
+
+    def submit(self) -> None:
+        rng = self.rng
+        name = f"a{len(self.works)}"
+        pool = rng.choices(POOLS, [8, 1, 2])[0]
+        units = {pool.partition("@")[0]: rng.choice([1, 1, 1, 2, 4, 8])}
+        if rng.random() < (0.5 if pool == POOLS[1] else 0.1):
+            units["memory"] = 1
+        lasts_s = rng.choice([0.002, 0.005, 0.015, 0.5, 2.0, 5.0, None])
+        need = None
+        kind = rng.choice(KINDS)
+        amounts: tuple[int, ...] = ()
+        elasticity = None
+        if pool == POOLS[0] and rng.random() < self.acting:
+            if not self.trajectories or rng.random() < 0.3:
+                self.trajectories.append(f"t{len(self.works)}")
+            held = {"memory": rng.choice([1, 2])}
+            need = EnvironmentNeed(rng.choice(self.trajectories[-12:]), "runtime.local", held)
+            units, kind = {"cores": rng.choice([1, 1, 2]), **({"memory": 1} if rng.random() < 0.3 else {})}, "act"
+        elif pool != POOLS[1] and rng.random() < 0.25:
+            units = {"cores": 1}
+            amounts, elasticity = (1, 2, 3, 4), Elasticity("amdahl", serial=0.05)
+        work = Work("work", kind, pool, units, 30.0, rng.random() < 0.9, amounts, elasticity, lasts_s)
+        self.works[name] = work
+        arrival = (round(self.now * 1000), len(self.works))
+        tenant = rng.choice(["ada", "bob", "cyd"])
+        self.give(RequestsSubmitted((Request(name, tenant, "task", "", arrival, (work,), self.now + 60, need=need),)))
+
+    def step(self) -> None:
+        """One random event."""
+        rng = self.rng
+        self.now += rng.choice([0.0, 0.001, 0.01, 0.1, 0.4])
+        event = rng.random()
+        if event < 0.5:
+            self.submit()
+        elif event < 0.87:
+            running = [
+                (node, one.action) for node, held in self.held.items() for one in held if one.action in self.begun
+            ]
+            if running:
+                self._end(*rng.choice(running), "ok" if rng.random() < 0.95 else "lost")
+        elif event < 0.9:
+            self.join(rng.randrange(len(self.incarnations)))
+        elif event < 0.94:
+            self.give(TargetReceived(rng.choice(POOLS), rng.randrange(0, 60)))
+        elif event < 0.95:
+            self.give(PlannerChecked(rng.random() < 0.5))
+        elif event < 0.96 and self.trajectories:
+            self.give(TrajectoryClosed(self.trajectories.pop(rng.randrange(len(self.trajectories)))))
+        elif event < 0.97 and self.works:
+            self.give(ActionCancelled(rng.choice(list(self.works)), "not wanted"))
+        else:
+            for name, incarnation in self.incarnations.items():
+                self.give(NodeSeen(name, incarnation))
+            self.give(TickPassed())
+
+
+def history(seed: int, nodes: int, steps: int, acting: float = 0.3) -> Iterator[History]:
+    """Yield a random history after each step."""
+    made = History(Random(seed), acting)
+    for at in range(nodes):
+        made.join(at)
+    for _ in range(steps):
+        made.step()
+        yield made

@@ -1,0 +1,127 @@
+"""Choices by rankings beside plain scans over all nodes; decisions with sleeping lanes beside rounds that serve all."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+import pytest
+
+from shared.policy.dispatch import node_choice, scheduling_round
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.placement import place_environment, reservation
+from shared.policy.model.formulation import Grant
+from shared.policy.resources.ledger import Node, place
+from shared.policy.resources.pools import Lane, Pool
+from tests.shared.policy.dispatch.random_history import History, history
+from tests.shared.policy.strategies import SPECS
+
+SEEDS = range(6)
+
+
+@pytest.fixture(autouse=True)
+def no_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the rankings choose among few nodes too."""
+    monkeypatch.setattr(node_choice, "FEW", 0)
+
+
+def scan_places(
+    cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState, now: float, but: Container[str] = ()
+) -> Iterator[Node]:
+    nodes = [node for node in cluster.nodes.of(pool, lane) if node.name not in but]
+    while True:
+        if action.begins:
+            best = place_environment(nodes, action, pool.resource, now)
+        else:
+            best = place(nodes, action.request.id, action.work.kind, action.units, pool.resource)
+        if best is None:
+            return
+        yield best
+        nodes = [node for node in nodes if node is not best]
+
+
+def scan_most_free(cluster: ClusterState, pool: Pool, lane: Lane) -> int:
+    return max((node.free(pool.resource) for node in cluster.nodes.of(pool, lane) if node.ready), default=0)
+
+
+def scan_owns_less(cluster: ClusterState, pool: Pool, lane: Lane) -> bool:
+    nodes = cluster.nodes.of(pool, lane)
+    return any(node.limit(pool.resource) < node.capacity.get(pool.resource, 0) for node in nodes)
+
+
+def scan_prefetched(
+    cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState, expected_s: float
+) -> Node | None:
+    return cluster.prefetch.place(cluster.nodes.of(pool, lane), action, expected_s)
+
+
+def scan_possible(cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState) -> bool:
+    return any(action.could_run_on(node) for node in cluster.nodes.of(pool, lane))
+
+
+def scan_reserved(
+    cluster: ClusterState, pool: Pool, lane: Lane, head: ActionState, now: float
+) -> tuple[float, Node | None]:
+    return reservation(cluster, cluster.nodes.of(pool, lane), head, now)
+
+
+SCANS = {
+    "places": scan_places,
+    "most_free": scan_most_free,
+    "owns_less": scan_owns_less,
+    "place_prefetched": scan_prefetched,
+    "is_possible": scan_possible,
+    "reserve_node": scan_reserved,
+}
+
+
+def compared(made: History) -> int:
+    """Compare all choices for the waiting actions. Returns the number of nodes that were found."""
+    cluster, now, found = made.dispatcher.cluster, made.now, 0
+    for action in list(cluster.queues.queued.values())[:25]:
+        pool, lane = cluster.queues.pool(action.work.pool), action.lane
+        assert lane is not None
+        asked = (cluster, pool, lane, action)
+        chosen = [node.name for node in node_choice.places(*asked, now)]
+        assert chosen == [node.name for node in scan_places(*asked, now)]
+        assert [node.name for node in node_choice.places(*asked, now, chosen[:2])] == chosen[2:]
+        assert node_choice.is_possible(*asked) == scan_possible(*asked)
+        expected_s = cluster.durations.expect(action)
+        ahead = node_choice.place_prefetched(*asked, expected_s)
+        assert ahead is scan_prefetched(*asked, expected_s)
+        assert node_choice.most_free(cluster, pool, lane) == scan_most_free(cluster, pool, lane)
+        assert node_choice.owns_less(cluster, pool, lane) == scan_owns_less(cluster, pool, lane)
+        reserved = node_choice.reserve_node(*asked, now)
+        assert reserved == scan_reserved(*asked, now)
+        found += len(chosen) + (ahead is not None) + (reserved[1] is not None)
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rankings_choose_like_scans_of_all_nodes(seed: int) -> None:
+    found = 0
+    for at, made in enumerate(history(seed, nodes=12, steps=400)):
+        made.dispatcher.check()
+        if at % 4 == 0:
+            found += compared(made)
+    assert found > 100, "the history has choices to compare"
+
+
+@pytest.mark.parametrize(("nodes", "acting"), [(10, 0.3), (3, 0.8)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_decisions_are_those_of_a_dispatcher_that_scans_all_nodes_and_lanes(
+    seed: int, nodes: int, acting: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same stimuli again, with plain scans, and with every lane awake in every round."""
+    made = list(history(100 + seed, nodes, steps=700, acting=acting))[-1]
+    slept = False
+    for name, scan in SCANS.items():
+        monkeypatch.setattr(scheduling_round, name, scan)
+    again = Dispatcher(specs=SPECS)
+    for now, stimulus, commands in made.steps:
+        slept = slept or bool(again.cluster.queues.lanes.asleep)
+        again.cluster.queues.lanes.wake_all()
+        assert again.handle(now, stimulus) == commands, stimulus
+    assert slept, "the history has lanes that sleep"
+    assert sum(isinstance(one, Grant) for _, _, commands in made.steps for one in commands) > 100

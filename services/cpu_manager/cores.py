@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from services.cpu_manager.resource_usage import ResourceUsage
 from shared.policy.resources.cores import CoreSets, Topology
-from shared.runtime.units import Seconds
 
 
 def usable_cores() -> frozenset[int]:
@@ -20,39 +18,25 @@ def usable_cores() -> frozenset[int]:
 
 @dataclass(slots=True)
 class Cores:
-    """The cores of one node, and how many of them it holds."""
+    """The cores of one node. The agent counts them; here is which ones an attempt has."""
 
     topology: Topology
     all: frozenset[int] = field(init=False)
-    usage: ResourceUsage = field(init=False)
     _sets: CoreSets = field(init=False)
 
     def __post_init__(self) -> None:
         self.all = frozenset(core for node in self.topology.nodes for group in node for core in group)
-        self.usage = ResourceUsage(len(self.all), owned=len(self.all))
         self._sets = CoreSets(self.topology)
 
-    @property
-    def free(self) -> int:
-        return len(self.all) - self.usage.used
-
-    @property
-    def used(self) -> int:
-        return self.usage.used
-
-    def take(self, count: int, now: Seconds) -> frozenset[int]:
+    def take(self, count: int) -> frozenset[int]:
         """Assign `count` cores exclusively.
 
         Raises:
             ValueError: fewer are free, so the grants were wrong.
         """
-        if count == 0:
-            return frozenset()
-        taken = self._sets.take(count)
-        self.usage.use(count, now)
-        return taken
+        return self._sets.take(count) if count else frozenset()
 
-    def give_back(self, cores: frozenset[int], now: Seconds) -> None:
+    def give_back(self, cores: frozenset[int]) -> None:
         """Release these cores.
 
         Raises:
@@ -60,4 +44,3 @@ class Cores:
         """
         if cores:
             self._sets.give_back(cores)
-            self.usage.use(-len(cores), now)

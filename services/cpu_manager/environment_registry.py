@@ -15,10 +15,19 @@ from dataclasses import dataclass, field
 from services.cpu_manager import metrics
 from services.cpu_manager.acting import Acting
 from services.cpu_manager.environments.protocol import Environment
-from services.cpu_manager.managed_environments import CLOSED, DIED, ENDED, NONE_HERE, Ending, ManagedEnvironment, age_s
-from services.cpu_manager.resource_usage import ResourceUsage
+from services.cpu_manager.managed_environments import (
+    CLOSED,
+    DIED,
+    ENDED,
+    NONE_HERE,
+    Ending,
+    ManagedEnvironment,
+    age_s,
+    environment_units,
+)
 from shared.messages.grants import Granted
 from shared.messages.outcomes import EnvironmentCreated, EnvironmentEnded, EnvironmentHeld
+from shared.node.resource_usage import ResourceUsage
 from shared.policy.model.results import AttemptResult, lost, refused
 from shared.runtime import log
 from shared.runtime.clock import Clock
@@ -34,7 +43,7 @@ CLOSING_S = 60.0
 
 @dataclass(slots=True)
 class EnvironmentRegistry:
-    """Environments on one node. `start` and `detach` enclose each attempt."""
+    """Environments on one node (`shared.node.executor.Environments`). `start` and `detach` enclose each attempt."""
 
     node: str
     incarnation: str
@@ -42,7 +51,7 @@ class EnvironmentRegistry:
     memory: ResourceUsage
     report: Callable[[EnvironmentEnded | EnvironmentCreated], None]
     clock: Clock
-    starts: ResourceUsage = field(default_factory=lambda: ResourceUsage(0, owned=0))
+    starts: ResourceUsage = field(default_factory=lambda: ResourceUsage(0))
     """Environments that are being created. The leader enforces the limit; this node only counts them."""
     _environments: dict[str, ManagedEnvironment] = field(default_factory=dict)
     _attempts: dict[asyncio.Task[AttemptResult], ManagedEnvironment] = field(default_factory=dict)
@@ -56,9 +65,17 @@ class EnvironmentRegistry:
     def __len__(self) -> int:
         return len(self._environments)
 
-    def held(self) -> list[EnvironmentHeld]:
-        """Return what all environments hold: existing ones, and those that are being created or closed."""
-        return [managed.held() for managed in self._environments.values()]
+    def held(self, waiting: Iterable[Granted] = ()) -> list[EnvironmentHeld]:
+        """Return what all environments hold: existing ones, and those that are being created or closed; also those that
+        waiting grants will create.
+        """
+        planned = {
+            grant.trajectory: environment_units(grant.trajectory, grant.environment, creating=True)
+            for grant in waiting
+            if grant.environment is not None
+        }
+        existing = {name: managed.held() for name, managed in self._environments.items()}
+        return list((planned | existing).values())
 
     def adopt(self, environments: Iterable[Environment]) -> None:
         """Adopt environments of an earlier manager. Their idle time restarts; their lifetime continues."""

@@ -10,6 +10,7 @@ from services.cpu_manager.environments.protocol import Environment
 from shared.kinds.registry import all_kinds
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import EnvironmentHeld
+from shared.node.attempts import cancel_once
 from shared.policy.model.formulation import TrajectoryEnd
 from shared.policy.model.results import AttemptResult
 from shared.runtime.units import Seconds
@@ -95,12 +96,6 @@ def environment_units(trajectory: str, spec: EnvironmentSpec, *, creating: bool)
     kinds = all_kinds()
     units = kinds.held_units(spec) if creating else kinds.lasting_units(spec)
     return EnvironmentHeld(trajectory=trajectory, units=units)
-
-
-def cancel_once(task: asyncio.Task[AttemptResult]) -> None:
-    """Cancel the task, once: a second cancellation would disturb the cleanup after the first."""
-    if not task.cancelling():
-        task.cancel()
 
 
 @runtime_checkable

@@ -28,6 +28,7 @@ LAYERS: Final[dict[str, tuple[str, ...]]] = {
     "shared.api": (*_BASE, "shared.messages", "shared.kinds"),
     "shared.bus": (*_BASE, "shared.messages", "shared.api"),
     "shared.store": (*_BASE, "shared.messages", "shared.api", "shared.bus"),
+    "shared.node": (*_BASE, "shared.messages", "shared.bus"),
     "services.proxy.records": ("shared", "services.proxy.metrics", "services.proxy.settings"),
     "services.proxy.leader": ("shared", "services.proxy.metrics", "services.proxy.settings", "services.proxy.records"),
     "services": ("shared", "services"),

@@ -10,19 +10,21 @@ from typing import Any
 import msgspec
 
 from services.cpu_manager.acting import Acting
-from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores
+from services.cpu_manager.cpu_executor import CpuExecutor, units_of
 from services.cpu_manager.environment_registry import EnvironmentRegistry
 from services.cpu_manager.environments.protocol import ActEnd, Environment
 from services.cpu_manager.environments.runtimes import Runtimes
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.grading import Grading
-from services.cpu_manager.resource_usage import ResourceUsage
+from services.cpu_manager.kinds import MEMORY
 from services.cpu_manager.sandbox.protocol import Exit, Job
 from shared.kinds.spec import Params as KindParams
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
 from shared.messages.outcomes import EnvironmentEnded, Finished, Outcome
+from shared.node.attempts import Attempts
+from shared.node.identity import NodeIdentity
 from shared.policy.model.results import Evidence
 from shared.policy.resources.cores import Topology
 from shared.runtime.units import Seconds
@@ -197,8 +199,9 @@ class NodeParts:
     ) -> None:
         """`runtimes`: real ones, instead of the fake."""
         self.clock = ManualClock()
-        self.cores, self.slots = Cores(Topology((tuple((core,) for core in cores),))), ResourceUsage(8, owned=8)
-        self.memory = ResourceUsage(memory_mb, owned=memory_mb)
+        self.cores = Cores(Topology((tuple((core,) for core in cores),)))
+        self.units = units_of(self.cores, slots=8, memory_mb=memory_mb, starts=2)
+        self.memory = self.units[MEMORY]
         self.grader = ScriptedGrader()
         self.sandbox = NoSandboxHere()
         self.runtime = FakeRuntime()
@@ -212,22 +215,15 @@ class NodeParts:
             report=self.report,
             clock=self.clock,
         )
-        self.attempts = Attempts(
-            node="n",
-            incarnation="1",
-            cores=self.cores,
-            slots=self.slots,
-            grading=Grading({"work": self.grader}, self.sandbox, output_bytes, guard_s),
-            registry=self.registry,
-            report=self.report,
-            clock=self.clock,
-        )
+        grading = Grading({"work": self.grader}, self.sandbox, output_bytes, guard_s)
+        self.executor = CpuExecutor(self.units, self.cores, grading, self.registry)
+        self.attempts = Attempts(NodeIdentity("n", "1"), self.executor, self.report, self.clock, self.registry)
         self.used_when_reported: list[int] = []
 
     def report(self, outcome: Outcome) -> None:
         self.reports.append(outcome)
         if isinstance(outcome, Finished):
-            self.used_when_reported.append(self.cores.used)
+            self.used_when_reported.append(self.units["cores"].used)
 
     def finished(self) -> list[Finished]:
         return [one for one in self.reports if isinstance(one, Finished)]

@@ -92,7 +92,7 @@ async def test_the_end_of_its_lifetime_ends_its_running_action(parts: NodeParts)
         "its lifetime of 15 s is over",
         "expired",
     )
-    assert (environment.cleaned, environment.closed, parts.cores.used) == (1, True, 0)
+    assert (environment.cleaned, environment.closed, parts.units["cores"].used) == (1, True, 0)
 
 
 async def test_one_timer_expires_all_of_them() -> None:
@@ -246,13 +246,13 @@ async def test_a_stopping_node_closes_all_environments(parts: NodeParts) -> None
     }
     assert sorted(parts.ended()) == [("acts", "lost"), ("rests", "lost")]
     assert [one.closed for one in parts.runtime.made] == [True, True]
-    assert (parts.memory.used, parts.cores.used, len(parts.registry)) == (0, 0, 0)
+    assert (parts.memory.used, parts.units["cores"].used, len(parts.registry)) == (0, 0, 0)
 
 
 async def test_a_stopping_node_waits_for_its_environments_for_a_bounded_time(
     parts: NodeParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.cpu_manager.attempts.CLOSING_S", 0.01)
+    monkeypatch.setattr("shared.node.attempts.CLOSING_S", 0.01)
     await begin(parts)
     parts.runtime.may_close.clear()
 

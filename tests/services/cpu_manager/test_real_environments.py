@@ -123,4 +123,4 @@ async def test_closing_and_stopping_end_actions_and_environments(parts: NodePart
     statuses = {one.action: one.result.status for one in parts.finished()}
     assert (statuses["c"], statuses["d"]) == ("cancelled", "environment-lost")
     assert sorted(parts.ended()) == [("another", "lost"), ("t", "closed")]
-    assert (parts.memory.used, parts.cores.used) == (0, 0)
+    assert (parts.memory.used, parts.units["cores"].used) == (0, 0)

@@ -61,12 +61,12 @@ async def test_creation_counts_as_execution_on_the_granted_cores(parts: NodePart
     parts.runtime.create_waits = True
     parts.attempts.accept(in_environment("a", cores=3, begins=True))
     await turns()
-    assert (parts.runtime.making, parts.cores.used) == (1, 3)
+    assert (parts.runtime.making, parts.units["cores"].used) == (1, 3)
 
     parts.clock.now += 4.0
     parts.runtime.go.set()
     (outcome,) = await parts.settled()
-    assert (outcome.execution_s, outcome.queue_s, parts.cores.used) == (4.0, 0.0, 0)
+    assert (outcome.execution_s, outcome.queue_s, parts.units["cores"].used) == (4.0, 0.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_an_attempt_cancelled_before_its_first_step_leaves_no_environment(
     assert [(one.result.status, one.result.environment_exists) for one in await parts.settled()] == [
         ("cancelled", False)
     ]
-    assert (parts.runtime.made, parts.memory.used, parts.cores.used) == ([], 0, 0)
+    assert (parts.runtime.made, parts.memory.used, parts.units["cores"].used) == ([], 0, 0)
 
 
 async def test_without_an_environment_and_its_specification_it_is_lost(parts: NodeParts) -> None:
@@ -187,7 +187,7 @@ async def test_a_cancelled_action_is_cleaned_up_and_its_environment_stays(parts:
     parts.attempts.revoke("b", 1)  # repeated: it does not disturb the cleanup
 
     assert [one.result.status for one in await parts.settled()] == ["cancelled"]
-    assert (parts.runtime.made[0].cleaned, len(parts.registry.held()), parts.cores.used) == (1, 1, 0)
+    assert (parts.runtime.made[0].cleaned, len(parts.registry.held()), parts.units["cores"].used) == (1, 1, 0)
 
 
 async def test_an_environment_that_died_in_an_action_is_reported_after_its_outcome(parts: NodeParts) -> None:
@@ -307,7 +307,9 @@ async def test_it_waits_for_cores_if_none_are_free(parts: NodeParts) -> None:
     parts.attempts.accept(in_environment("b", begins=True))
     await turns()
     assert [(one.action, one.queued) for one in parts.attempts.held_grants()] == [("runs", False), ("b", True)]
-    assert parts.attempts.environments() == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})]
+    assert parts.attempts.held_environments() == [
+        EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})
+    ]
 
     parts.grader.go.set()
     assert [one.result.status for one in await parts.settled()] == ["ok", "ok"]
@@ -329,19 +331,19 @@ async def test_memory_is_held_from_creation_until_closing(parts: NodeParts) -> N
     parts.runtime.create_waits = True
     parts.attempts.accept(in_environment("a", begins=True))
     making = EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})
-    assert (parts.memory.used, parts.registry.starts.used, parts.attempts.environments()) == (100, 1, [making])
+    assert (parts.memory.used, parts.registry.starts.used, parts.attempts.held_environments()) == (100, 1, [making])
     parts.runtime.go.set()
     await parts.settled()
     assert parts.registry.starts.used == 0
-    assert parts.attempts.environments() == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100})]
+    assert parts.attempts.held_environments() == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100})]
     parts.runtime.may_close.clear()
     parts.attempts.close_environment("t")
     await turns()
-    assert (parts.memory.used, len(parts.attempts.environments()), parts.ended()) == (100, 1, [])
+    assert (parts.memory.used, len(parts.attempts.held_environments()), parts.ended()) == (100, 1, [])
 
     parts.runtime.may_close.set()
     await turns()
-    assert (parts.memory.used, parts.attempts.environments(), parts.ended()) == (0, [], [("t", "closed")])
+    assert (parts.memory.used, parts.attempts.held_environments(), parts.ended()) == (0, [], [("t", "closed")])
 
 
 async def test_memory_is_not_overcommitted() -> None:

@@ -15,7 +15,7 @@ from services.cpu_manager.environments.docker.claim import Owner
 from services.cpu_manager.environments.docker.container import name_of
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
-from services.cpu_manager.node_executor import NoSandbox
+from services.cpu_manager.sandboxed_graders import NoSandbox
 from services.cpu_manager.settings import CpuManagerSettings
 from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.environments.docker.containers import (

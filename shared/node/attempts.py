@@ -1,26 +1,28 @@
-"""Execution of grants: one task on exclusive cores and exactly one outcome for each grant.
+"""Execution of grants: one task on exclusive units and exactly one outcome for each grant.
 
-A grant waits if its cores are taken: the leader prefetches short work (see `shared.policy.dispatch.prefetch`).
-Actions in environments are never prefetched. They start before waiting grants if enough cores are free.
+A grant waits if units of a prefetched resource are taken: the leader prefetches short work (see
+`shared.policy.dispatch.prefetch`). Actions in environments are never prefetched. They start before waiting grants if
+enough units are free.
+
+States of a grant: waiting (`_queue`, holds nothing) -> running (`_running`, holds its units from `_start` on) -> ended.
+`_start` and `_ended` are the only places where units are taken and given back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from services.cpu_manager.cores import Cores
-from services.cpu_manager.environment_registry import EnvironmentRegistry
-from services.cpu_manager.grading import Grading
-from services.cpu_manager.managed_environments import cancel_once, environment_units
-from services.cpu_manager.resource_usage import ResourceUsage
 from shared.messages.grants import Granted
 from shared.messages.outcomes import RECALLED, EnvironmentHeld, Finished, GrantHeld, Started
+from shared.node.executor import Environments, Executor
+from shared.node.identity import NodeIdentity
+from shared.node.resource_usage import ResourceUsage
 from shared.policy.model.results import AttemptResult, lost
 from shared.runtime import log
 from shared.runtime.clock import Clock
@@ -42,9 +44,8 @@ _CANCELLED = AttemptResult("cancelled")
 class _Running:
     grant: Granted
     task: asyncio.Task[AttemptResult]
-    cores: frozenset[int]
     read_at: Seconds
-    """Time when the grant was read. It may have waited for cores since then."""
+    """Time when the grant was read. It may have waited for units since then."""
     since: Seconds
     reported: bool = False
     """True if `Started` has been reported."""
@@ -57,32 +58,35 @@ class _Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class Attempts:
-    """Executions on this node. Each grant gets one outcome; its cores are free before the outcome is reported."""
+    """Executions on this node. Each grant gets one outcome; its units are free before the outcome is reported."""
 
-    node: str
-    incarnation: str
-    cores: Cores
-    slots: ResourceUsage
-    grading: Grading
-    registry: EnvironmentRegistry
+    identity: NodeIdentity
+    executor: Executor
     report: Report
     clock: Clock
+    environments: Environments | None = None
+    _resources: Mapping[str, ResourceUsage] = field(init=False)
+    _prefetched: dict[str, ResourceUsage] = field(init=False)
     _running: dict[tuple[str, int], _Running] = field(default_factory=dict)
     """(action, attempt) -> its execution."""
     _queue: dict[tuple[str, int], _Waiting] = field(default_factory=dict)
-    """(action, attempt) -> a grant that waits for cores; in order of arrival."""
+    """(action, attempt) -> a grant that waits for units; in order of arrival."""
     _seen: dict[tuple[str, int, int, int], None] = field(default_factory=dict)
     _stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self._resources = self.executor.resources
+        self._prefetched = {name: usage for name, usage in self._resources.items() if usage.prefetches}
 
     def __len__(self) -> int:
         return len(self._running) + len(self._queue)
 
     def busy(self) -> bool:
-        """True if more grants wait than cores are in use: no core becomes idle while outcomes gather."""
-        return len(self._queue) > self.cores.used
+        """True if more grants wait than prefetched units are in use: no unit becomes idle while outcomes gather."""
+        return len(self._queue) > sum(usage.used for usage in self._prefetched.values())
 
     def accept(self, grant: Granted) -> None:
-        """Start the grant, or queue it if its cores are not free. A repeated grant changes nothing.
+        """Start the grant, or queue it if its units are not free. A repeated grant changes nothing.
 
         Grants received during shutdown are ignored. The leader grants interrupted work again and may pick this node
         until it has read our Bye. Starting it would delay the shutdown; reporting it lost would cause another grant
@@ -96,31 +100,43 @@ class Attempts:
         self._seen[identity] = None
         if len(self._seen) > REMEMBERED:
             del self._seen[next(iter(self._seen))]
-        now, needed = self.clock.monotonic(), grant.units.get("cores", 0)
-        if needed > len(self.cores.all):
-            _log.error("grant_does_not_fit", action=grant.action, cores=needed, all=len(self.cores.all))
-            self._report_finished(grant, lost(f"{needed} cores granted, the node has {len(self.cores.all)}"), now, now)
-        elif needed > self.cores.free or (needed and self._queue and not grant.trajectory):
+        now = self.clock.monotonic()
+        if excess := self._excess(grant):
+            _log.error("grant_does_not_fit", action=grant.action, reason=excess)
+            self._report_finished(grant, lost(excess), now, now)
+        elif self._must_wait(grant):
             self._queue[grant.action, grant.attempt] = _Waiting(grant, now)
         else:
             self._start(grant, now, now)
 
+    def _excess(self, grant: Granted) -> str:
+        """Return why the node could never execute this grant; empty if it could."""
+        for name, units in grant.units.items():
+            usage = self._resources.get(name)
+            if units and (usage is None or units > usage.exist):
+                return f"{units} {name} granted, the node has {0 if usage is None else usage.exist}"
+        return ""
+
+    def _must_wait(self, grant: Granted) -> bool:
+        for name, usage in self._prefetched.items():
+            units = grant.units.get(name, 0)
+            if units > usage.free or (units and self._queue and not grant.trajectory):
+                return True
+        return False
+
     def _start(self, grant: Granted, read_at: Seconds, now: Seconds) -> None:
-        cores = self.cores.take(grant.units.get("cores", 0), now)
-        if slots := grant.units.get("slots", 0):
-            self.slots.use(slots, now)
-        if grant.trajectory:
-            task = self.registry.start(grant, cores)
-        else:
-            task = asyncio.create_task(self.grading.grade(grant, cores), name=f"attempt {grant.action}")
-        self._running[grant.action, grant.attempt] = _Running(grant, task, cores, read_at, now)
+        for name, units in grant.units.items():
+            if units:
+                self._resources[name].use(units, now)
+        task = self.executor.start(grant)
+        self._running[grant.action, grant.attempt] = _Running(grant, task, read_at, now)
         task.add_done_callback(partial(self._ended, grant))
 
     def _start_next(self, now: Seconds) -> None:
-        """Assign free cores to waiting grants, strictly in order."""
+        """Assign free units to waiting grants, strictly in order."""
         while self._queue and not self._stopping:
             key, (grant, read_at) = next(iter(self._queue.items()))
-            if grant.units["cores"] > self.cores.free:
+            if any(grant.units.get(name, 0) > usage.free for name, usage in self._prefetched.items()):
                 return
             del self._queue[key]
             self._start(grant, read_at, now)
@@ -141,18 +157,19 @@ class Attempts:
             cancel_once(running.task)
 
     def close_environment(self, trajectory: str) -> None:
-        """Stop this trajectory's attempts on this node, close its environment, then report the end."""
+        """Stop this trajectory's waiting attempts, and close its environment, which stops the running ones."""
         for action, attempt in [key for key, one in self._queue.items() if one.grant.trajectory == trajectory]:
             self.revoke(action, attempt)
-        self.registry.close(trajectory)
+        if self.environments is not None:
+            self.environments.close(trajectory)
 
     def report_started(self) -> None:
         """Report `Started` for every running attempt that has not been reported yet."""
         for running in self._running.values():
             if not running.reported:
                 running.reported = True
-                grant = running.grant
-                self.report(Started(action=grant.action, node=self.node, epoch=grant.epoch, attempt=grant.attempt))
+                grant, node = running.grant, self.identity.node
+                self.report(Started(action=grant.action, node=node, epoch=grant.epoch, attempt=grant.attempt))
 
     def held_grants(self) -> list[GrantHeld]:
         """Return all grants that run or wait now."""
@@ -160,13 +177,11 @@ class Attempts:
         running = [_held_grant(running.grant, now - running.since, queued=False) for running in self._running.values()]
         return running + [_held_grant(waiting.grant, 0.0, queued=True) for waiting in self._queue.values()]
 
-    def environments(self) -> list[EnvironmentHeld]:
+    def held_environments(self) -> list[EnvironmentHeld]:
         """Return all environments of this node, and those that waiting grants will create."""
-        specs = {one.grant.trajectory: one.grant.environment for one in self._queue.values()}
-        planned = {
-            name: environment_units(name, spec, creating=True) for name, spec in specs.items() if spec is not None
-        }
-        return list((planned | {one.trajectory: one for one in self.registry.held()}).values())
+        if self.environments is None:
+            return []
+        return self.environments.held(waiting.grant for waiting in self._queue.values())
 
     async def stop(self) -> None:
         """Kill everything, in bounded time. Interrupted work is reported lost, so that another node executes it.
@@ -178,33 +193,42 @@ class Attempts:
         for waiting in self._queue.values():
             self._report_finished(waiting.grant, lost(_STOPPING), waiting.read_at, now)
         self._queue.clear()
-        self.registry.end_all(_STOPPING)
+        if self.environments is not None:
+            self.environments.end_all(_STOPPING)
         for running in list(self._running.values()):
             cancel_once(running.task)
         while self._running:
             await asyncio.wait([running.task for running in self._running.values()], timeout=1.0)
-        await self.registry.closed(CLOSING_S)
+        if self.environments is not None:
+            await self.environments.closed(CLOSING_S)
 
     def _ended(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> None:
         """Runs once for every task, also for a task that was cancelled before its first step."""
         running = self._running.pop((grant.action, grant.attempt))
         now = self.clock.monotonic()
-        self.cores.give_back(running.cores, now)
-        if slots := grant.units.get("slots", 0):
-            self.slots.use(-slots, now)
-        self.registry.detach(task)
+        for name, units in grant.units.items():
+            if units:
+                self._resources[name].use(-units, now)
+        self.executor.release(grant, task)
         self._start_next(now)
-        cut_short = lost(_STOPPING) if self._stopping else _CANCELLED
-        self._report_finished(grant, cut_short if task.cancelled() else task.result(), running.read_at, running.since)
+        self._report_finished(grant, self._result(grant, task), running.read_at, running.since)
+
+    def _result(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> AttemptResult:
+        if task.cancelled():
+            return lost(_STOPPING) if self._stopping else _CANCELLED
+        if (error := task.exception()) is not None:
+            _log.error("executor_failed", action=grant.action, work=grant.work, exc_info=error)
+            return lost(f"the executor failed: {type(error).__name__}")
+        return task.result()
 
     def _report_finished(self, grant: Granted, result: AttemptResult, read_at: Seconds, started: Seconds) -> None:
-        if not self.registry.exists(grant):
+        if self.environments is not None and not self.environments.exists(grant):
             result = msgspec.structs.replace(result, environment_exists=False)
         self.report(
             Finished(
                 action=grant.action,
-                node=self.node,
-                incarnation=self.incarnation,
+                node=self.identity.node,
+                incarnation=self.identity.incarnation,
                 epoch=grant.epoch,
                 attempt=grant.attempt,
                 stage=grant.stage,
@@ -214,6 +238,12 @@ class Attempts:
                 units=grant.units,
             )
         )
+
+
+def cancel_once(task: asyncio.Task[AttemptResult]) -> None:
+    """Cancel the task, once: a second cancellation would disturb the cleanup after the first."""
+    if not task.cancelling():
+        task.cancel()
 
 
 def _held_grant(grant: Granted, running_s: Seconds, *, queued: bool) -> GrantHeld:

@@ -1,4 +1,4 @@
-"""A node's means of execution: sandbox, toolchain and graders; without a sandbox, the reason for its refusals."""
+"""Sandbox, toolchain and graders of a node; without a sandbox, the reason for its refusals."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _log = log.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeExecutor:
-    """The sandbox, graders and labels of one node."""
+class SandboxedGraders:
+    """The graders of one node, their sandbox, and its labels."""
 
     sandbox: Sandbox
     graders: Mapping[str, Grader[Any]]
@@ -61,7 +61,7 @@ class NoSandbox:
 
 
 @asynccontextmanager
-async def open_executor(settings: CpuManagerSettings, cores: frozenset[int]) -> AsyncIterator[NodeExecutor]:
+async def open_graders(settings: CpuManagerSettings, cores: frozenset[int]) -> AsyncIterator[SandboxedGraders]:
     """Find the sandbox and the languages by trying, warm up the first interpreter, and close everything at the end.
 
     Without a sandbox the node offers only kinds that run no model-written program.
@@ -72,7 +72,7 @@ async def open_executor(settings: CpuManagerSettings, cores: frozenset[int]) -> 
     except NoSandboxError as error:
         _log.error("no_sandbox", reason=str(error))
         harmless = {kind: grader for kind, grader in build_graders({}).items() if PLAIN[kind].requirement is None}
-        yield NodeExecutor(NoSandbox(str(error)), harmless, {"sandbox": f"none: {error}"})
+        yield SandboxedGraders(NoSandbox(str(error)), harmless, {"sandbox": f"none: {error}"})
         return
     try:
         _log.info("sandbox_ready", ladder=str(sandbox.ladder))
@@ -80,7 +80,7 @@ async def open_executor(settings: CpuManagerSettings, cores: frozenset[int]) -> 
         labels = {"sandbox": str(sandbox.ladder.chosen), "user": sandbox.ladder.user}
         labels |= {f"language.{name}": info.version for name, info in known.items()}
         await _warm(sandbox, cores)
-        yield NodeExecutor(sandbox, build_graders(known), labels, sandbox.cold_start, sandbox.child_processes)
+        yield SandboxedGraders(sandbox, build_graders(known), labels, sandbox.cold_start, sandbox.child_processes)
     finally:
         await sandbox.close()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.cpu_manager.node_executor import NoSandbox, open_executor
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.rungs import NoSandboxError
+from services.cpu_manager.sandboxed_graders import NoSandbox, open_graders
 from services.cpu_manager.settings import CpuManagerSettings
 
 CORES = frozenset({0})
@@ -35,7 +35,7 @@ def no_rung(monkeypatch: pytest.MonkeyPatch) -> NoSandboxError:
 
 
 async def test_it_offers_only_kinds_without_programs_and_reports_the_reason(no_rung: NoSandboxError) -> None:
-    async with open_executor(CpuManagerSettings.model_validate({}), CORES) as executor:
-        assert set(executor.graders) == {"noop", "sleep"}
-        assert executor.labels == {"sandbox": f"none: {no_rung}"}
-        assert isinstance(executor.sandbox, NoSandbox)
+    async with open_graders(CpuManagerSettings.model_validate({}), CORES) as graders:
+        assert set(graders.graders) == {"noop", "sleep"}
+        assert graders.labels == {"sandbox": f"none: {no_rung}"}
+        assert isinstance(graders.sandbox, NoSandbox)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.runtime.units import Seconds
 
@@ -15,11 +15,21 @@ class ResourceUsage:
     """
 
     exist: int
-    owned: int
+    prefetches: bool = False
+    """Grants beyond the free units wait on the node, in order. Otherwise the leader grants only what is free."""
+    owned: int = field(init=False)
     used: int = 0
     owned_unit_s: float = 0.0
     used_unit_s: float = 0.0
     _since: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        self.owned = self.exist
+
+    @property
+    def free(self) -> int:
+        """Units that nothing uses."""
+        return self.exist - self.used
 
     @property
     def held(self) -> int:

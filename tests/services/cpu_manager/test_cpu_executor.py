@@ -1,8 +1,7 @@
-"""Every grant has exactly one outcome, and its cores are free before the outcome is reported."""
+"""Grants on a CPU host: exclusive cores, graders, limits, tenants."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -11,7 +10,6 @@ import pytest
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.grading import TenantSandbox
 from services.cpu_manager.sandbox.protocol import PythonJob
-from shared.messages.outcomes import GrantHeld, Started
 from tests.services.cpu_manager.node_parts import NodeParts, Params, grant, turns
 
 
@@ -43,12 +41,12 @@ async def test_cores_are_exclusive_during_an_attempt_and_free_before_its_outcome
         parts.attempts.accept(grant(name, cores=2))
     await turns()
     assert [sorted(context.cores) for context in parts.grader.begun] == [[0, 1], [2, 3]]
-    assert parts.cores.used == 4
+    assert parts.units["cores"].used == 4
 
     parts.grader.go.set()
     await parts.settled()
 
-    assert (parts.cores.used, parts.used_when_reported[-1]) == (0, 0)
+    assert (parts.units["cores"].used, parts.used_when_reported[-1]) == (0, 0)
 
 
 async def test_a_grader_receives_its_limit_its_tenant_and_its_sandbox(parts: NodeParts) -> None:
@@ -61,123 +59,6 @@ async def test_a_grader_receives_its_limit_its_tenant_and_its_sandbox(parts: Nod
     (job,) = parts.sandbox.jobs
     assert isinstance(job, PythonJob)
     assert job.zygote == "math@ada"
-
-
-async def test_a_repeated_grant_runs_once(parts: NodeParts) -> None:
-    parts.grader.waits = True
-    parts.attempts.accept(grant())
-    parts.attempts.accept(grant())
-    await turns()
-    parts.grader.go.set()
-    await parts.settled()
-    parts.attempts.accept(grant())
-
-    assert len(await parts.settled()) == len(parts.grader.begun) == 1
-
-
-@pytest.mark.parametrize("other", [{"attempt": 2}, {"stage": 1}, {"epoch": 2}], ids=str)
-async def test_another_attempt_or_stage_or_leader_is_no_repeat(parts: NodeParts, other: dict[str, Any]) -> None:
-    parts.attempts.accept(grant())
-    await parts.settled()
-    parts.attempts.accept(grant(**other))
-
-    assert len(await parts.settled()) == 2
-
-
-async def test_a_grant_that_does_not_fit_is_lost_at_once(parts: NodeParts) -> None:
-    parts.attempts.accept(grant(cores=5))
-
-    (outcome,) = parts.finished()
-    assert (outcome.result.status, outcome.result.reason) == ("lost", "5 cores granted, the node has 4")
-    assert (len(parts.attempts), parts.cores.used) == (0, 0)
-
-
-# ---- revoking and stopping -----------------------------------------------------------------------------------------
-
-
-async def test_a_revoked_attempt_is_cancelled_and_its_cores_are_free(parts: NodeParts) -> None:
-    parts.grader.waits = True
-    parts.attempts.accept(grant())
-    await turns()
-    parts.attempts.revoke("a", 1)
-
-    assert [one.result.status for one in await parts.settled()] == ["cancelled"]
-    assert parts.used_when_reported == [0]
-
-
-async def test_an_attempt_revoked_before_its_first_step_releases_its_cores(parts: NodeParts) -> None:
-    parts.attempts.accept(grant(cores=4))
-    parts.attempts.revoke("a", 1)
-
-    assert [one.result.status for one in await parts.settled()] == ["cancelled"]
-    assert (parts.grader.begun, parts.cores.used) == ([], 0)
-
-
-@pytest.mark.parametrize(("action", "attempt"), [("a", 2), ("b", 1)])
-async def test_revoking_an_unknown_attempt_changes_nothing(parts: NodeParts, action: str, attempt: int) -> None:
-    parts.attempts.accept(grant())
-    parts.attempts.revoke(action, attempt)
-
-    assert [one.result.status for one in await parts.settled()] == ["ok"]
-
-
-async def test_a_revocation_that_comes_too_late_leaves_the_verdict(parts: NodeParts) -> None:
-    parts.attempts.accept(grant())
-    await parts.settled()
-    parts.attempts.revoke("a", 1)
-
-    assert [one.result.status for one in await parts.settled()] == ["ok"]
-
-
-async def test_attempts_of_a_stopping_node_are_lost_and_not_cancelled(parts: NodeParts) -> None:
-    parts.grader.waits = True
-    for name in ("a", "b"):
-        parts.attempts.accept(grant(name))
-    await turns()
-
-    async with asyncio.timeout(20):
-        await parts.attempts.stop()
-
-    assert [(one.result.status, one.result.reason) for one in parts.finished()] == [
-        ("lost", "the node is stopping")
-    ] * 2
-    assert (len(parts.attempts), parts.cores.used) == (0, 0)
-
-
-async def test_a_grant_received_during_shutdown_is_ignored(parts: NodeParts) -> None:
-    parts.grader.waits = True
-    parts.attempts.accept(grant())
-    await turns()
-    stopping = asyncio.create_task(parts.attempts.stop())
-    await asyncio.sleep(0)
-    for attempt in range(2, 6):  # more than the node has cores: none of them may be queued either
-        parts.attempts.accept(grant(attempt=attempt))
-
-    async with asyncio.timeout(20):
-        await stopping
-
-    assert [(one.attempt, one.result.status) for one in parts.finished()] == [(1, "lost")]
-    assert (len(parts.attempts), parts.cores.used) == (0, 0)
-
-
-async def test_stopping_waits_for_the_cleanup_of_attempts(parts: NodeParts) -> None:
-    cleaned = False
-
-    async def grade(params: Params, context: GradingContext) -> Verdict:
-        nonlocal cleaned
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await turns()
-            cleaned = True
-        return Verdict(status="ok")
-
-    parts.grader.grade = grade  # type: ignore[method-assign]  # a grader that takes its time to end
-    parts.attempts.accept(grant())
-    await turns()
-    await parts.attempts.stop()
-
-    assert cleaned
 
 
 # ---- failures ------------------------------------------------------------------------------------------------------
@@ -212,7 +93,7 @@ async def test_an_exception_of_a_grader_is_our_failure_and_never_a_verdict(
     (outcome,) = await parts.settled()
     assert (outcome.result.status, outcome.result.passed, outcome.result.score) == ("lost", None, None)
     assert outcome.result.reason == f"the grader failed: {reason}"
-    assert parts.cores.used == 0
+    assert parts.units["cores"].used == 0
 
 
 async def test_an_output_that_cannot_be_encoded_is_refused_and_not_retried(parts: NodeParts) -> None:
@@ -254,7 +135,7 @@ async def test_an_attempt_without_an_end_after_its_limit_is_our_failure() -> Non
 
     (outcome,) = await parts.settled()
     assert (outcome.result.status, outcome.result.reason) == ("lost", "no end 0.02 s after its limit of 0.01 s")
-    assert parts.cores.used == 0
+    assert parts.units["cores"].used == 0
 
 
 async def test_a_large_output_is_cut_and_flagged() -> None:
@@ -265,39 +146,6 @@ async def test_a_large_output_is_cut_and_flagged() -> None:
     (outcome,) = await parts.settled()
     assert len(outcome.result.output) <= 100
     assert msgspec.json.decode(outcome.result.output)["truncated"] is True
-
-
-# ---- accounts ------------------------------------------------------------------------------------------------------
-
-
-async def test_an_attempt_that_runs_at_a_heartbeat_is_reported_once_as_started(parts: NodeParts) -> None:
-    parts.grader.waits = True
-    parts.attempts.accept(grant("a"))
-    parts.attempts.report_started()
-    parts.attempts.accept(grant("b", attempt=2))
-    parts.attempts.report_started()
-    parts.attempts.report_started()
-
-    assert parts.reports == [
-        Started(action="a", node="n", epoch=1, attempt=1),
-        Started(action="b", node="n", epoch=1, attempt=2),
-    ]
-    await parts.attempts.stop()
-
-
-async def test_an_inventory_lists_running_attempts(parts: NodeParts) -> None:
-    parts.grader.waits = True
-    parts.attempts.accept(grant("a", cores=2))
-    parts.clock.now += 3.0
-    parts.attempts.accept(grant("b", attempt=2, stage=1))
-
-    assert parts.attempts.held_grants() == [
-        GrantHeld(action="a", epoch=1, attempt=1, stage=0, units={"cores": 2}, running_s=3.0),
-        GrantHeld(action="b", epoch=1, attempt=2, stage=1, units={"cores": 1}, running_s=0.0),
-    ]
-    parts.grader.go.set()
-    await parts.settled()
-    assert parts.attempts.held_grants() == []
 
 
 # ---- tenants -------------------------------------------------------------------------------------------------------

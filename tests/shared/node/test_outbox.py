@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.asyncio import Redis
 
-from services.cpu_manager.outbox import GATHER_MOST, MOST_AT_ONCE, Outbox
 from shared.bus import functions
 from shared.bus.connection import command, connect
 from shared.messages.outcomes import OUTCOMES, Finished, Outcome, Started
+from shared.node.outbox import GATHER_MOST, MOST_AT_ONCE, Outbox
 from shared.policy.model.results import AttemptResult
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.soon import soon

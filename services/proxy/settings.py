@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -67,6 +68,11 @@ class ProxySettings(ServiceSettings):
     """Duration of the dispatching lease. A dead leader is replaced after at most 1.5 times this time plus 0.5 s."""
     node_lost_s: float = Field(10.0, gt=0)
     """A node is treated as dead if it sends nothing for this time."""
+    stimulus_logs: Path | None = None
+    """Folder for the leader's stimulus log: all inputs and decisions of the dispatcher, for `treadle replay dispatch`.
+    None: no log."""
+    stimulus_log_bytes: int = Field(96 << 20, gt=0)
+    """Bound of that log. When a quarter is written, it continues in a new file, and older files are deleted."""
     max_attempts: int = Field(3, gt=0)
     """Attempts at one stage before an infrastructure failure is reported."""
     run_code_margin_s: float = Field(8.0, gt=0)

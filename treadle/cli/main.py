@@ -27,7 +27,7 @@ COMMANDS = {
     "grade": "Grade a file of programs or answers as one batch.",
     "demo": "Grade HumanEval's references and mutants of them on a stack of your own.",
     "bench": "Measure what the mesh costs, beside its targets and its peers.",
-    "replay": "Reproduce a paper's evaluation in virtual time, or a planner's decisions.",
+    "replay": "Reproduce a paper's evaluation in virtual time, or decisions from a log.",
     "openapi": "Print the OpenAPI document of the proxy.",
 }
 """Command (and module) -> its line in ``treadle --help``."""

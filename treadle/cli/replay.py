@@ -4,9 +4,6 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +12,8 @@ import typer
 from rich.console import Console
 
 from shared.store.stimulus_log import LogError
+from treadle.cli.replay_dispatch import dispatch
+from treadle.cli.replay_errors import FAILED, WRONG, ReplayError, failing
 from treadle.lab.evaluations.distrs.jobs import (
     DRAWS,
     REQUESTS,
@@ -44,18 +43,8 @@ from treadle.lab.traces.rewards import TraceError, read_trace
 from treadle.lab.traces.tangram import read_trajectories
 from treadle.lab.traces.tangram_recorded import read_recordings
 
-FAILED, WRONG, INTERRUPTED = 1, 2, 130
-"""Exit statuses."""
 SEARCH_WEIGHT = 0.1
 """Weight of the search's measurement in the progress bar, relative to all replays."""
-
-
-class ReplayError(Exception):
-    """Error that ends the command with a message and an exit status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def register(app: typer.Typer) -> None:
@@ -63,10 +52,11 @@ def register(app: typer.Typer) -> None:
     app.command("distrs")(distrs)
     app.command("tangram")(tangram)
     app.command("planner")(planner)
+    app.command("dispatch")(dispatch)
 
 
 def papers() -> None:
-    """Reproduce a paper's evaluation in virtual time, or a planner's decisions from its stimulus log.
+    """Reproduce a paper's evaluation in virtual time, or decisions of a planner or a dispatcher from their logs.
 
     All run the policies that the services run.
     """
@@ -290,19 +280,3 @@ def _drawable(plot: Path | None) -> None:
     folder = plot.absolute().parent
     if plot.is_dir() or not folder.is_dir() or not os.access(plot if plot.exists() else folder, os.W_OK):
         raise ReplayError(f"cannot write --plot {plot}: name a file in a folder that is there and yours", WRONG)
-
-
-@contextmanager
-def failing() -> Iterator[None]:
-    """Turn an error into one line on stderr and an exit status."""
-    try:
-        yield
-    except ReplayError as error:
-        typer.echo(f"treadle replay: {error}", err=True)
-        raise typer.Exit(error.status) from error
-    except BrokenProcessPool as error:
-        typer.echo("treadle replay: a worker process was killed (out of memory?): try --processes 1", err=True)
-        raise typer.Exit(FAILED) from error
-    except KeyboardInterrupt:
-        typer.echo("treadle replay: interrupted; nothing was printed or drawn", err=True)
-        raise typer.Exit(INTERRUPTED) from None

@@ -16,6 +16,7 @@ import msgspec
 from services.proxy.leader.interpreter import Discard, Forget, Interpreter
 from services.proxy.leader.messages import to_stimuli
 from services.proxy.leader.nodes import NodeRegistry
+from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.requests import (
     to_end,
     to_granted,
@@ -90,12 +91,14 @@ class Leader:
         interpreter: Interpreter,
         clock: ValkeyClock,
         keep_s: Callable[[ActionSubmitted], int],
+        recorder: DispatchRecorder | None = None,
     ) -> None:
         self._epoch = epoch
         self.dispatcher = dispatcher
         self._interpreter = interpreter
         self._clock = clock
         self._keep_s = keep_s
+        self._recorder = recorder
         self.nodes = NodeRegistry()
         self.reasons: dict[str, str] = {}
         """Pool -> reason of its target."""
@@ -229,7 +232,16 @@ class Leader:
 
     def _handle(self, now: float, *given: stimuli.Stimulus) -> None:
         """Pass stimuli to the dispatcher and execute the commands that follow."""
-        self._do(self.dispatcher.handle(now, *given))
+        try:
+            commands = self.dispatcher.handle(now, *given)
+        except Exception:
+            path = self._recorder.failed(now, given) if self._recorder is not None else None
+            kinds = [type(one).__name__ for one in given]
+            _log.exception("dispatch_failed", stimuli=kinds, stimulus_log=str(path) if path is not None else "")
+            raise
+        self._do(commands)
+        if self._recorder is not None:
+            self._recorder.record(now, given, commands)
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:

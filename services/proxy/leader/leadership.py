@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from services.proxy.leader.backlog import publish_backlog
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.leader import Leader
+from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.replicas import CHECK_S, AbsentReplicas
 from services.proxy.leader.takeover import take_over
 from services.proxy.metrics import EPOCH, NODES, QUEUED, STUCK, UNANSWERED
@@ -84,9 +85,12 @@ class Leadership:
         interpreter = Interpreter(self._redis, epoch, self._answered, keep_batch_s=settings.keep_batch_s)
         config = DispatchConfig(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
         dispatcher = Dispatcher(config, all_kinds().resources)
-        leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s)
+        recorder = self._recorder(epoch, dispatcher)
+        leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s, recorder)
         renewing = asyncio.create_task(self._renew(epoch, interpreter), name="lease")
         tasks = [renewing]
+        if recorder is not None:
+            tasks.append(asyncio.create_task(recorder.run(), name="stimulus log"))
         try:
             await self._check_planner(leader)
             self._tail = tail = await take_over(self._redis, self._reader, leader)
@@ -115,7 +119,20 @@ class Leadership:
             interpreter.deposed = True
             for task in tasks:
                 await _cancelled(task)
+            if recorder is not None:
+                recorder.close()
             _log.info("leadership_ended", epoch=epoch)
+
+    def _recorder(self, epoch: Epoch, dispatcher: Dispatcher) -> DispatchRecorder | None:
+        """Return a recorder if the settings name a folder that can be written."""
+        settings = self._settings
+        if settings.stimulus_logs is None:
+            return None
+        try:
+            return DispatchRecorder(settings.stimulus_logs, epoch, dispatcher, most_bytes=settings.stimulus_log_bytes)
+        except OSError as error:
+            _log.warning("stimulus_log_failed", path=str(settings.stimulus_logs), error=str(error))
+            return None
 
     async def _renew(self, epoch: Epoch, interpreter: Interpreter) -> None:
         """Renew the lease three times per lease duration, from the start of the takeover: that may outlast the

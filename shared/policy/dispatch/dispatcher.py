@@ -31,6 +31,8 @@ from shared.policy.dispatch.views import ActionSummary, NodeSummary
 from shared.policy.model.formulation import Command
 from shared.policy.resources.resource import Specs
 
+Parts = tuple[StimulusHandlers, ClusterState, ActionRegistry]
+
 
 @dataclass(slots=True)
 class Dispatcher:
@@ -113,9 +115,29 @@ class Dispatcher:
         return self.cluster.nodes.incarnation(name, incarnation) is not None
 
     @property
+    def unanswered(self) -> int:
+        """Number of unanswered actions."""
+        return len(self.registry.actions)
+
+    @property
     def planned(self) -> bool:
         """A planner is alive, as far as reported."""
         return self.cluster.queues.planned
+
+    # ---- the state as one value, for logs ----------------------------------------------------------------------
+
+    def parts(self) -> Parts:
+        """Return the state itself, for an immediate copy. Nothing else may be done with it."""
+        return self.handlers, self.cluster, self.registry
+
+    @classmethod
+    def of_parts(cls, parts: Parts) -> Dispatcher:
+        """Return a dispatcher that continues from a copy of `parts`."""
+        handlers, cluster, registry = parts
+        dispatcher = cls(handlers.config, handlers.specs)
+        dispatcher.handlers, dispatcher.cluster, dispatcher.registry = handlers, cluster, registry
+        dispatcher._handlers = handlers.table()
+        return dispatcher
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""

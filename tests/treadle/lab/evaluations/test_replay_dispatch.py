@@ -1,0 +1,119 @@
+"""``treadle replay dispatch``: a leader's decisions made again from its log."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from shared.kinds.registry import all_kinds
+from shared.policy.dispatch.config import DispatchConfig
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import InventoryReported, NodeJoined, RequestsSubmitted, Stimulus, TickPassed
+from shared.policy.model.formulation import Grant, Request, Work
+from shared.store.dispatch_log import DispatchLogHeader, DispatchLogSegment, HandledCall, state_of
+from treadle.cli.main import app
+
+WORK = Work("run", "code.run", "cores@default", {"cores": 1}, 10.0, True)
+
+
+def request(name: str) -> Request:
+    return Request(name, "ada", "t", "", (1_000_000, 1), (WORK,), 2000.0)
+
+
+STORY: tuple[Stimulus, ...] = (
+    NodeJoined("n", "1", "default", {"cores": 2}, frozenset({"code.run"})),
+    InventoryReported("n", "1", {}),
+    RequestsSubmitted((request("a"), request("b"))),
+    RequestsSubmitted((request("c"),)),
+    TickPassed(),
+)
+
+
+def written(path: Path, *, mutated: bool = False, begins: int = 0) -> Path:
+    """The log of the story, from the stimulus `begins` on. `mutated`: a grant names another node."""
+    dispatcher = Dispatcher(specs=all_kinds().resources)
+    segment = None
+    for number, stimulus in enumerate(STORY):
+        if number == begins:
+            segment = DispatchLogSegment(path, 7, DispatchConfig(), state_of(dispatcher) if begins else b"")
+        commands = dispatcher.handle(1000.0 + number, stimulus)
+        if mutated:
+            commands = [one._replace(node="m") if isinstance(one, Grant) else one for one in commands]
+        if segment is not None:
+            segment.write([HandledCall(1000.0 + number, (stimulus,), commands)])
+    assert segment is not None
+    segment.close()
+    return path
+
+
+def replayed(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["replay", "dispatch", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("begins", [0, 3])
+def test_a_log_made_again_is_identical(tmp_path: Path, begins: int) -> None:
+    done = replayed(written(tmp_path / "dispatch-7-1.log", begins=begins))
+    assert done.exit_code == 0, done.stdout
+    assert f"{len(STORY) - begins} calls, " in done.stdout
+    assert "all the same" in done.stdout
+    assert ("continued from a state" in done.stdout) == bool(begins)
+
+
+def test_json_counts_what_was_decided(tmp_path: Path) -> None:
+    written(tmp_path / "dispatch-7-1.log")
+    document = json.loads(replayed(tmp_path, "--json").stdout)
+    assert document["commands"] == {"AskInventory": 1, "Grant": 2}
+    assert document["stimuli"]["RequestsSubmitted"] == 2
+    assert (document["calls"], document["same"], document["seconds"], document["torn_bytes"]) == (5, True, 4.0, 0)
+
+
+def test_a_mutated_decision_is_found(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.log", mutated=True)
+    done = replayed(path)
+    assert done.exit_code == 1
+    assert "1 are different now" in done.stdout
+    assert "first difference: call 3, after 2.00 s: RequestsSubmitted" in done.stdout
+    assert "'a', 'm'" in done.stdout
+    assert "'a', 'n'" in done.stdout
+    first = json.loads(replayed(path, "--json").stdout)["first_difference"]
+    assert (first["call"], first["then"][0][1][1], first["again"][0][1][1]) == (3, "m", "n")
+
+
+@pytest.mark.parametrize("cut", [1, 3, 9])
+def test_a_torn_tail_is_reported_and_the_rest_is_used(tmp_path: Path, cut: int) -> None:
+    path = written(tmp_path / "a.log")
+    path.write_bytes(path.read_bytes()[:-cut])
+    done = replayed(path)
+    assert done.exit_code == 0, done.stdout
+    assert "incomplete value and were not used" in done.stdout
+    assert "4 calls, " in done.stdout
+
+
+@pytest.mark.parametrize("content", [b"", b"no log at all", struct.pack("<I", 2) + b"\x91\x01", struct.pack("<I", 9)])
+def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.log").write_bytes(content)
+    done = replayed(tmp_path / "a.log")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert replayed(tmp_path / "missing.log").exit_code == 2
+    (tmp_path / "empty").mkdir()
+    assert "PROXY_STIMULUS_LOGS" in replayed(tmp_path / "empty").stderr
+
+
+class Attack:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (print, ("a log has run this",))
+
+
+def test_a_state_cannot_run_anything_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    DispatchLogSegment(path, 1, DispatchConfig(), pickle.dumps(Attack())).close()
+    done = replayed(path)
+    assert done.exit_code == 2
+    assert "builtins.print is no part of a dispatcher's state" in done.stderr
+    assert "has run this" not in done.stdout
+    assert DispatchLogHeader(1, 1, DispatchConfig(), b"").dispatcher({}).unanswered == 0

@@ -18,15 +18,15 @@ from services.proxy import metrics
 from services.proxy.records.disk import StoreDisk
 from services.proxy.records.store import Store
 from shared.api.mesh import DiskView, HealthView, StoreView, ValkeyView
-from shared.bus.connection import ValkeyClock, command
+from shared.bus.connection import ValkeyClock
 from shared.bus.keys import Role
 from shared.bus.lease import is_held
 from shared.bus.memory import StoreMemory, store_memory
+from shared.bus.streams import newest
 from shared.messages.nodes import NODES, Bye
 from shared.policy.dispatch.backlog import PoolBacklog, lacking
 from shared.runtime import log
 from shared.runtime.stack_state import StackError, read_state
-from shared.runtime.validation import UNREADABLE
 from shared.store.database import Sessions, answers
 
 _log = log.get(__name__)
@@ -93,13 +93,7 @@ class HealthMonitor:
         """Same rule as `/v1/nodes`: a message within `node_lost_s`, and no `Bye` after it. Reads no older entry."""
         since = int((self._clock.unix() - self._node_lost_s) * 1000)
         stopped: set[tuple[str, str]] = set()
-        for _, fields in await command(
-            self._redis, "XREVRANGE", NODES.name, "+", max(0, since), "COUNT", HEARTBEATS_READ
-        ):
-            try:
-                message = NODES.decode(fields[1])
-            except UNREADABLE:  # written by another version of Treadle
-                continue
+        for _, message in await newest(self._redis, NODES, HEARTBEATS_READ, since_ms=max(0, since)):
             if isinstance(message, Bye):
                 stopped.add((message.node, message.incarnation))
             elif (message.node, message.incarnation) not in stopped:

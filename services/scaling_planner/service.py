@@ -20,7 +20,8 @@ from services.scaling_planner.capacity import Capacity
 from services.scaling_planner.measurements import ended_batch, observed_batches, opened_batch
 from shared.bus import functions
 from shared.bus.batch_snapshot import read_counts, read_snapshot
-from shared.bus.connection import ValkeyClock, command, with_retries
+from shared.bus.batches import batch_exists
+from shared.bus.connection import ValkeyClock, with_retries
 from shared.bus.nodes import read_hellos
 from shared.bus.results import RequestRecord, read_record
 from shared.bus.tail import Tail
@@ -290,10 +291,7 @@ class PlannerService:
         )
 
     async def _exists_in_valkey(self, batch: str) -> bool:
-        found = await with_retries(
-            lambda: command(self._redis, "EXISTS", f"batch:{batch}"), what="reading open batches", limit_s=None
-        )
-        return bool(found)
+        return await with_retries(lambda: batch_exists(self._redis, batch), what="reading open batches", limit_s=None)
 
     async def _end_lost_batch(self, batch: OpenedBatch) -> None:
         """Store the end of a batch that Valkey has lost. No end would ever be reported, and it would hold units

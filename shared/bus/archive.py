@@ -185,3 +185,23 @@ async def kept(redis: Redis) -> dict[str, int]:
     """Return {tenant: bytes of Valkey's memory of its answers and compact ids}."""
     flat = await command(redis, "HGETALL", keys.KEPT)
     return {name.decode(): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}
+
+
+async def has_archived(redis: Redis) -> bool:
+    """Return whether Postgres may have answers."""
+    return bool(await command(redis, "EXISTS", keys.ARCHIVED, keys.EXPIRING))
+
+
+async def read_results(
+    redis: Redis, batch: str, after: str, count: int
+) -> tuple[list[StoredResult], bytes | None, str | None]:
+    """Return at most `count` results in Valkey after a cursor (empty: from the first); then the batch's state and its
+    last archived cursor, both read after the results. None: there is none.
+
+    Raises:
+        ResponseError: `after` is not a cursor.
+    """
+    rows = await command(redis, "XRANGE", keys.results(batch), f"({after}" if after else "-", "+", "COUNT", count)
+    state, archived = await command(redis, "HMGET", keys.batch(batch), "state", "archived")
+    young = [StoredResult(row.decode(), fields[1]) for row, fields in rows]
+    return young, state, None if archived is None else archived.decode()

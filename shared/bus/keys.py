@@ -136,8 +136,21 @@ def retries(digest: str) -> str:
 
 
 def swerex(trajectory_name: str) -> str:
-    """Return the hash of a SWE-ReX runtime's sessions: name -> state. It expires with the trajectory."""
+    """Return the hash of a trajectory's shell sessions: name -> token of the request that created it.
+
+    It expires with the trajectory.
+    """
     return f"swerex:{trajectory_name}"
+
+
+def swerex_closing(trajectory_name: str) -> str:
+    """Return the hash of closing requests: token -> token of the closed session. It expires with the trajectory."""
+    return f"swerex:{trajectory_name}:closing"
+
+
+def swerex_partial(trajectory_name: str) -> str:
+    """Return the hash of outputs of timed-out commands: session -> output. It expires after five minutes."""
+    return f"swerex:{trajectory_name}:partial"
 
 
 # ---- of one process --------------------------------------------------------------------------------------------------

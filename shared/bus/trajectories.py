@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -44,8 +45,47 @@ class TrajectoryStatus(NamedTuple):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentStatus:
+    """State of a trajectory's environment."""
+
+    unmade: str
+    """Why its last creation failed; empty if it succeeded or was not tried."""
+    placed: bool
+    """It was granted on a node."""
+
+
+class OpenedTrajectory(NamedTuple):
+    """The constant fields of a trajectory that its actions need."""
+
+    tenant: str
+    task: str
+    node_class: str
+    environment: EnvironmentSpec
+
+
+class TrajectoryRecord(NamedTuple):
+    """The hash of a trajectory. Times are Unix seconds by Valkey's clock."""
+
+    id: str
+    state: str
+    reason: str
+    tenant: str
+    task: str
+    batch: str | None
+    group: str
+    request: str
+    node_class: str
+    node: str | None
+    environment: EnvironmentSpec
+    opened_at: float
+    active_at: float
+    ended_at: float | None
+
+
 _INDEXES = (keys.TRAJECTORIES_OPEN, keys.TRAJECTORIES_DUE, keys.TRAJECTORIES_ENDED)
 _OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict", -2: "full"}
+_spec = msgspec.msgpack.Decoder(EnvironmentSpec)
 _placement = msgspec.msgpack.Decoder(StoredPlacement)
 pack = msgspec.msgpack.Encoder().encode
 """Encodes a placement for the store."""
@@ -162,3 +202,53 @@ async def read_statuses(redis: Redis, trajectories: Sequence[str]) -> dict[str, 
         for trajectory, (state, reason) in zip(chunk, await pipe.execute(), strict=True):
             found[trajectory] = TrajectoryStatus((state or b"").decode(), (reason or b"").decode())
     return found
+
+
+async def read_environment(redis: Redis, trajectory: str) -> EnvironmentStatus:
+    """Return the state of a trajectory's environment."""
+    state, reason, node = await command(redis, "HMGET", keys.trajectory(trajectory), "state", "reason", "node")
+    return EnvironmentStatus(reason.decode() if state == b"open" and reason else "", node is not None)
+
+
+async def read_opened(redis: Redis, trajectory: str) -> OpenedTrajectory | None:
+    """Return the constant fields of a trajectory; None: there is no such trajectory."""
+    names = ("tenant", "task", "class", "spec")
+    tenant, task, node_class, spec = await command(redis, "HMGET", keys.trajectory(trajectory), *names)
+    if tenant is None or task is None or node_class is None or spec is None:
+        return None
+    return OpenedTrajectory(tenant.decode(), task.decode(), node_class.decode(), _spec.decode(spec))
+
+
+async def newest_trajectories(redis: Redis, start: int, count: int, *, is_open: bool) -> list[str]:
+    """Return open or ended trajectories from position `start`, newest first."""
+    index = keys.TRAJECTORIES_OPEN if is_open else keys.TRAJECTORIES_ENDED
+    return [name.decode() for name in await command(redis, "ZREVRANGE", index, start, start + count - 1)]
+
+
+async def read_records(redis: Redis, trajectories: Sequence[str]) -> list[TrajectoryRecord | None]:
+    """Return the record of each trajectory, in one round trip. None: there is none (any more)."""
+    pipe = redis.pipeline(transaction=False)
+    for name in trajectories:
+        pipe.hgetall(keys.trajectory(name))
+    rows = await pipe.execute() if trajectories else []
+    fields = [dict(zip(row[::2], row[1::2], strict=True)) for row in rows]
+    return [_record(name, each) if each else None for name, each in zip(trajectories, fields, strict=True)]
+
+
+def _record(name: str, fields: dict[bytes, bytes]) -> TrajectoryRecord:
+    return TrajectoryRecord(
+        id=name,
+        state=fields[b"state"].decode(),
+        reason=fields[b"reason"].decode(),
+        tenant=fields[b"tenant"].decode(),
+        task=fields[b"task"].decode(),
+        batch=fields[b"batch"].decode() if b"batch" in fields else None,
+        group=fields[b"group"].decode(),
+        request=fields[b"request"].decode(),
+        node_class=fields[b"class"].decode(),
+        node=fields[b"node"].decode() if b"node" in fields else None,
+        environment=_spec.decode(fields[b"spec"]),
+        opened_at=int(fields[b"opened_ms"]) / 1000,
+        active_at=int(fields[b"active_ms"]) / 1000,
+        ended_at=int(fields[b"ended_ms"]) / 1000 if b"ended_ms" in fields else None,
+    )

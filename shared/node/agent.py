@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from shared.bus.connection import TRANSIENT, command, with_retries
+from shared.bus.connection import TRANSIENT, with_retries
 from shared.bus.nodes import publish_bye, publish_heartbeat, publish_hello
+from shared.bus.streams import trim_through
 from shared.bus.tail import Tail
 from shared.messages.grants import (
     EnvironmentClosed,
@@ -221,10 +222,9 @@ class NodeAgent:
 
     async def _trim(self) -> None:
         """Trim the entries that were read. Their grants are in memory and in inventories."""
-        ms, _, seq = self.tail.last(self._topic).partition("-")
         self._untrimmed, self._trimmed_bytes = 0, self.tail.bytes
         try:
-            await command(self._redis, "XTRIM", self._topic.name, "MINID", f"{ms}-{int(seq) + 1}")
+            await trim_through(self._redis, self._topic, self.tail.last(self._topic))
         except TRANSIENT:
             return  # the next trim covers this one
 

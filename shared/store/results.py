@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import asyncpg
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 from sqlalchemy.exc import SQLAlchemyError
 
+from shared.bus import archive
 from shared.bus.archive import StoredResult, numeric
-from shared.bus.connection import command, with_retries
+from shared.bus.connection import with_retries
 from shared.runtime import log
 from shared.runtime.errors import BadRequest, Unavailable
 from shared.runtime.units import Seconds
@@ -105,15 +105,10 @@ class Results:
             after = rows[-1].cursor
 
     async def _young(self, batch: str, after: str, count: int) -> tuple[list[StoredResult], bytes | None, str | None]:
-        async def read() -> tuple[Any, Any]:
-            rows = await command(
-                self._redis, "XRANGE", f"results:{batch}", f"({after}" if after else "-", "+", "COUNT", count
-            )
-            return rows, await command(self._redis, "HMGET", f"batch:{batch}", "state", "archived")
+        async def read() -> tuple[list[StoredResult], bytes | None, str | None]:
+            return await archive.read_results(self._redis, batch, after, count)
 
         try:
-            rows, (state, archived) = await with_retries(read, what="reading results", limit_s=RETRY_LIMIT_S)
+            return await with_retries(read, what="reading results", limit_s=RETRY_LIMIT_S)
         except ResponseError as error:
             raise BadRequest(what=f"`after` must be a cursor from an earlier line, not {after!r}") from error
-        young = [StoredResult(row.decode(), fields[1]) for row, fields in rows]
-        return young, state, None if archived is None else archived.decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 
 from tests.architecture.executors import declarations_import_only_shared, resources_are_named_by_their_executors
@@ -25,6 +26,15 @@ PURE = frozenset(
 """Modules that decisions may import: without clock, machine and network. (msgspec: for values that are also stored.)"""
 
 IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "breakpoint", "__import__"})
+
+KEY = re.compile(
+    "(action|batch|results|archived|environments|trajectory|acted|tasks?|batchkey|trajectorykey|retry|leader|epoch|replica"
+    "|pulled|kept|unarchived|expiring|batches|trajectories|hellos):"
+)
+"""Beginning of a key of Valkey."""
+
+STRANGERS = ("treadle/lab/bench/", "treadle/stack/valkey.py")
+"""The bench looks at a server from outside; the stack reads the settings of one, and no data."""
 
 RANDOM = frozenset({"random", "np.random", "numpy.random"})
 
@@ -110,7 +120,31 @@ def importing_does_nothing(module: Module) -> Iterator[Finding]:
                 yield module.found(node, "reads the environment at import: settings do, when they are loaded")
 
 
+def the_bus_owns_valkey(module: Module) -> Iterator[Finding]:
+    """Only `shared/bus` sends a command to Valkey or formats a key. The bench also reads as a stranger."""
+    if module.package[:2] == ["shared", "bus"] or module.path.startswith(STRANGERS):
+        return
+    for node, name in module.imports():
+        if name in ("shared.bus.connection.command", "shared.bus.functions.call"):
+            yield module.found(node, f"imports {name}: call a function of shared/bus that knows the key")
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = dotted(node.func.value).rsplit(".", 1)[-1]
+            if node.func.attr in ("execute_command", "pipeline") or (
+                owner in ("redis", "_redis") and node.func.attr != "aclose"
+            ):
+                yield module.found(node, f"calls {dotted(node.func)}(): commands are sent by shared/bus alone")
+        elif isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.Constant):
+            if KEY.match(str(node.values[0].value)) and len(node.values) > 1:
+                yield module.found(node, f"formats a key, {node.values[0].value!r}: shared/bus/keys.py does")
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(node.left, ast.Constant):
+            text = node.left.value.decode(errors="replace") if isinstance(node.left.value, bytes) else node.left.value
+            if KEY.match(str(text)):
+                yield module.found(node, f"formats a key, {text!r}: shared/bus/keys.py does")
+
+
 RULES: tuple[Rule, ...] = (
+    the_bus_owns_valkey,
     services_never_import_each_other,
     layers_are_kept,
     decisions_are_pure,

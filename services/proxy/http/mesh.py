@@ -5,23 +5,20 @@ Read from the streams, so every replica gives the same answer.
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from services.proxy.state import CurrentState, ProxyState
 from shared.api.mesh import HealthView, NodeList, NodeState, NodeView, PlanList, PlanView, PoolList, PoolView
-from shared.bus.connection import command
 from shared.bus.nodes import StoredHello, read_hellos
+from shared.bus.streams import newest
 from shared.kinds.registry import all_kinds
-from shared.messages.base import Topic
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TARGETS, TargetSet
 from shared.policy.dispatch.backlog import PoolBacklog, lacking
 from shared.runtime.app import problem_responses
-from shared.runtime.validation import UNREADABLE
 
 router = APIRouter(prefix="/v1", tags=["mesh"])
 
@@ -31,21 +28,12 @@ LACKS_SHOWN = 16
 """Missing resources shown of a pool: those that most actions wait for."""
 
 
-async def _newest(proxy: ProxyState, topic: Topic[Any], count: int) -> list[tuple[float, Any]]:
-    """Return (time, message), newest first. Skips entries of another version, which cannot be decoded."""
-    newest: list[tuple[float, Any]] = []
-    for row, fields in await command(proxy.redis, "XREVRANGE", topic.name, "+", "-", "COUNT", count):
-        with contextlib.suppress(*UNREADABLE):
-            newest.append((int(row.partition(b"-")[0]) / 1000, topic.decode(fields[1])))
-    return newest
-
-
 async def _nodes(proxy: ProxyState) -> list[NodeView]:
     hellos = {stored.hello.node: stored for stored in await read_hellos(proxy.redis)}
     beats: dict[tuple[str, str], Heartbeat] = {}
     gone: set[tuple[str, str]] = set()
     seen: dict[str, float] = {}
-    for at, message in await _newest(proxy, NODES, LOOKED_AT):
+    for at, message in await newest(proxy.redis, NODES, LOOKED_AT):
         seen.setdefault(message.node, at)
         match message:
             case Hello():
@@ -99,7 +87,7 @@ async def list_pools(proxy: CurrentState) -> PoolList:
             for resource in node.capacity:
                 members[f"{resource}@{node.node_class}"].append((resource, node))
     targets: dict[str, TargetSet] = {}
-    for _, message in await _newest(proxy, TARGETS, LOOKED_AT):
+    for _, message in await newest(proxy.redis, TARGETS, LOOKED_AT):
         if isinstance(message, TargetSet):
             targets.setdefault(message.pool, message)
     backlog = {pool.name: pool for pool in await proxy.store.pools()}
@@ -160,7 +148,7 @@ async def get_health(proxy: CurrentState) -> HealthView:
 async def list_plans(
     proxy: CurrentState, limit: Annotated[int, Query(ge=1, le=1000, description="Most decisions in the list.")] = 100
 ) -> PlanList:
-    decided = [m for _, m in await _newest(proxy, TARGETS, LOOKED_AT) if isinstance(m, TargetSet)]
+    decided = [m for _, m in await newest(proxy.redis, TARGETS, LOOKED_AT) if isinstance(m, TargetSet)]
     plans: list[PlanView] = []
     for position, message in enumerate(decided[:limit]):
         previous = next((m.units for m in decided[position + 1 :] if m.pool == message.pool), None)

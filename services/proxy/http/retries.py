@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 
 from services.proxy.records.batching import Batcher
 from services.proxy.settings import ProxySettings
-from shared.bus import functions
-from shared.bus.connection import TRANSIENT, command, with_retries
+from shared.bus import functions, retries
+from shared.bus.connection import TRANSIENT, with_retries
 from shared.runtime.background import Background
 from shared.runtime.errors import TreadleError
 from shared.runtime.units import Seconds
@@ -49,12 +49,10 @@ class RunCodeRetries:
     async def join(self, digest: str) -> str | None:
         """Return an action that an earlier call left, oldest first. Each is returned once."""
 
-        async def take() -> bytes | None:
-            taken: bytes | None = await command(self._redis, "LPOP", f"retry:{digest}")
-            return taken
+        async def take() -> str | None:
+            return await retries.take_for_retry(self._redis, digest)
 
-        action = await with_retries(take, what="joining", limit_s=self._limit_s)
-        return None if action is None else action.decode()
+        return await with_retries(take, what="joining", limit_s=self._limit_s)
 
     def cancel(self, action: str, reason: str) -> None:
         """Cancel an abandoned action, in the background. While Valkey is away, `MOST_ABANDONED` cancellations wait."""
@@ -68,15 +66,14 @@ class RunCodeRetries:
                 await functions.cancel(self._redis, action, reason)
 
     async def _push(self, digest: str, action: str) -> None:
-        await command(self._redis, "RPUSH", f"retry:{digest}", action)
-        await command(self._redis, "PEXPIRE", f"retry:{digest}", round(self._join_s * 1000))
+        await retries.leave_for_retry(self._redis, digest, action, self._join_s)
 
     async def _expire(self, digest: str, action: str) -> None:
         """Cancel the action unless a retry has taken it. Whichever removes it from the list owns it."""
         await asyncio.sleep(self._join_s * 0.95)
 
         async def take() -> bool:
-            return bool(await command(self._redis, "LREM", f"retry:{digest}", 1, action))
+            return await retries.withdraw(self._redis, digest, action)
 
         if await with_retries(take, what="reading abandoned actions", limit_s=None):
             self.cancel(action, "its caller did not come back")

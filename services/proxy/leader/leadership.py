@@ -15,8 +15,8 @@ from services.proxy.leader.takeover import take_over
 from services.proxy.metrics import EPOCH, NODES, QUEUED, STUCK, UNANSWERED
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
-from shared.bus import batches, trajectories
-from shared.bus.connection import TRANSIENT, ValkeyClock, command
+from shared.bus import batches, streams, trajectories
+from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Answering, Deposed
 from shared.bus.keys import Role
 from shared.bus.lease import Lease, is_held
@@ -182,19 +182,19 @@ class Leadership:
         last = int(tail.last(OUTCOMES).partition("-")[0])
         if last:
             oldest = round(last - TRIM_BEHIND_S * 1000)
-            await command(self._redis, "XTRIM", OUTCOMES.name, "MINID", "~", str(oldest))
+            await streams.trim_before(self._redis, OUTCOMES, oldest)
         for trajectory in await trajectories.expire_trajectories(self._redis, self.epoch):
             _log.warning("trajectory_expired", trajectory=trajectory)
         for node in await expire_hellos(self._redis, self.epoch):
             leader.nodes.forget(node)
             _log.warning("silent_node_forgotten", node=node)
         now = (await ValkeyClock.measure(self._redis)).unix()
-        for name in await command(self._redis, "ZRANGE", "batches:open", 0, -1):
-            batch = name.decode()
-            fields = ("opened_ms", "active_ms", "submitted", "answered")
-            opened, active, submitted, answered = await command(self._redis, "HMGET", f"batch:{batch}", *fields)
-            idle = submitted == answered and now - int(active) / 1000 > self._settings.batch_idle_s
-            if idle or now - int(opened) / 1000 > self._settings.batch_lifetime_s:
+        for batch in await batches.open_batches(self._redis):
+            found = await batches.read_activity(self._redis, batch)
+            if found is None:
+                continue
+            idle = found.submitted == found.answered and now - found.active_at > self._settings.batch_idle_s
+            if idle or now - found.opened_at > self._settings.batch_lifetime_s:
                 _log.warning("batch_abandoned", batch=batch, idle=idle)
                 await batches.end_batch(self._redis, batch, "abandoned", keep_batch_s=self._settings.keep_batch_s)
 
@@ -226,8 +226,7 @@ class Leadership:
         """Wake this replica's waiters as the leader publishes answers, and campaign again about when the lease could
         expire.
         """
-        last = await command(self._redis, "XREVRANGE", ANSWERED.name, "+", "-", "COUNT", 1)
-        self._tail = Tail(self._reader, {ANSWERED: last[0][0].decode() if last else "0"}, block_s=0.5)
+        self._tail = Tail(self._reader, {ANSWERED: await streams.last_id(self._redis, ANSWERED)}, block_s=0.5)
         await self._waiters.look_up(self._waiters.waited_for())
         loop = asyncio.get_running_loop()
         campaign = loop.time() + self._settings.lease_s / 2

@@ -11,7 +11,8 @@ from redis.asyncio import Redis
 
 from services.proxy.leader.leader import LEADER_STREAMS, Leader
 from shared.api.requests import StageReport
-from shared.bus.connection import command
+from shared.bus.actions import read_continuations
+from shared.bus.batches import first_arrival
 from shared.bus.nodes import read_hellos
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import read_placements, read_statuses
@@ -83,10 +84,10 @@ async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[Act
     """Restore first arrivals. EBF keys depend on a batch's first arrival, which may have been answered long ago."""
     batches = {entry.message.batch: entry.message for entry in requests if entry.message.batch}
     for name, message in batches.items():
-        first_ms = await command(redis, "HGET", f"batch:{name}", "first_ms")
-        if first_ms is not None:
+        first_at = await first_arrival(redis, name)
+        if first_at is not None:
             timeouts = tuple(stage.timeout_s for stage in message.stages)
-            leader.restore(FirstArrivalRestored(name, int(first_ms) / 1000, timeouts))
+            leader.restore(FirstArrivalRestored(name, first_at, timeouts))
 
 
 async def _restore_placements(redis: Redis, leader: Leader, acting: set[str], closing: set[str]) -> None:
@@ -115,15 +116,10 @@ async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[Ac
     actions = [entry.message.action for entry in requests if entry.message.action in leader.unanswered]
     for start in range(0, len(actions), 512):
         chunk = actions[start : start + 512]
-        pipe = redis.pipeline(transaction=False)
-        for action in chunk:
-            pipe.hmget(f"action:{action}", ["grant", "stage", "carried"])
-        for action, (grant, stage, carried) in zip(chunk, await pipe.execute(), strict=True):
-            if grant is None and stage is None:
-                continue
-            attempt, _, node = (grant or b"0:").decode().partition(":")
-            acts = tuple(_act(report) for report in _carried.decode(carried)) if carried else ()
-            leader.restore(ActionRestored(action, int(stage or 0), int(attempt), acts, node))
+        for action, found in zip(chunk, await read_continuations(redis, chunk), strict=True):
+            if found is not None:
+                acts = tuple(_act(report) for report in _carried.decode(found.carried)) if found.carried else ()
+                leader.restore(ActionRestored(action, found.stage, found.attempt, acts, found.node))
 
 
 def _act(report: StageReport) -> StageAct:

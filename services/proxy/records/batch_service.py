@@ -13,14 +13,16 @@ from services.proxy.records.disk import StoreDisk, short_of_disk
 from services.proxy.records.ids import Ids, random_id
 from services.proxy.records.progress import Progress
 from services.proxy.records.registries import Registries
-from services.proxy.records.store import Store, StoredBatch
+from services.proxy.records.store import Store
 from services.proxy.records.task_registry import TaskRegistry
 from services.proxy.records.workflows import Workflow
 from shared.api.batches import BatchOpening, BatchView
 from shared.api.requests import RewardRequest
 from shared.api.tasks import Task
 from shared.bus import batches, trajectories
-from shared.bus.connection import ValkeyClock, command, with_retries
+from shared.bus.batches import StoredBatch
+from shared.bus.connection import ValkeyClock, with_retries
+from shared.bus.streams import newest
 from shared.messages.actions import ActionSubmitted
 from shared.messages.batches import BatchOpened
 from shared.messages.targets import COMPLETIONS
@@ -137,12 +139,7 @@ class BatchService:
 
     async def _expected(self, batch: StoredBatch) -> float | None:
         """Return T of a running batch (Unix seconds): the planner's, else first arrival + the stages' timeouts."""
-        rows = await command(self._redis, "XREVRANGE", COMPLETIONS.name, "+", "-", "COUNT", LOOKED_AT)
-        for _, fields in rows:
-            try:
-                message = COMPLETIONS.decode(fields[1])
-            except msgspec.MsgspecError:  # written by a planner of another version
-                continue
+        for _, message in await newest(self._redis, COMPLETIONS, LOOKED_AT):
             if message.batch == batch.id:
                 return message.at
         if batch.first_at is None:

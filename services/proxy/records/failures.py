@@ -8,7 +8,8 @@ from typing import Final
 from redis.asyncio import Redis
 
 from shared.api.batches import EnvironmentProgress, FailureKind
-from shared.bus.connection import command, with_retries
+from shared.bus import batches
+from shared.bus.connection import with_retries
 from shared.runtime.units import Seconds
 
 MOST_REASON: Final = 500
@@ -32,20 +33,13 @@ def kinds(masked: Mapping[str, tuple[int, str]], answered: int) -> list[FailureK
 async def environments(redis: Redis, batch: str) -> EnvironmentProgress | None:
     """Return counts of actions in the batch's trajectories; None before the first answer. One Valkey read, O(kinds)."""
 
-    async def read() -> list[bytes]:
-        flat: list[bytes] = await command(redis, "HGETALL", f"environments:{batch}")
-        return flat
+    async def read() -> batches.EnvironmentCounts | None:
+        return await batches.read_environments(redis, batch)
 
-    flat = [part.decode() for part in await with_retries(read, what="reading a batch", limit_s=RETRY_LIMIT_S)]
-    fields = dict(zip(flat[::2], flat[1::2], strict=True))
-    if not fields:
+    found = await with_retries(read, what="reading a batch", limit_s=RETRY_LIMIT_S)
+    if found is None:
         return None
-    answered = int(fields["answered"])
-    masked = {
-        ended: (int(fields[f"count:{ended}"]), reason)
-        for field, reason in fields.items()
-        if (ended := field.removeprefix("why:")) != field
-    }
+    answered, masked = found
     count = sum(each for each, _ in masked.values())
     return EnvironmentProgress(
         answered=answered, masked=count, masked_share=share(count, answered), failures=kinds(masked, answered)

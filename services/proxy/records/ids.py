@@ -13,7 +13,8 @@ from hashlib import blake2b
 from redis.asyncio import Redis
 
 from shared.bus import identity
-from shared.bus.connection import ValkeyClock, command, with_retries
+from shared.bus.actions import is_known
+from shared.bus.connection import ValkeyClock, with_retries
 from shared.bus.identity import IdKey
 from shared.runtime.units import Seconds
 
@@ -81,13 +82,6 @@ class Ids:
         """Return whether the store has the action, its archived answer, or its name in its trajectory's set."""
 
         async def read() -> bool:
-            key = f"action:{action}"
-            if await command(self._redis, "EXISTS", key):
-                return True
-            if not place:
-                return False
-            if await command(self._redis, "HEXISTS", f"archived:{place}", action):
-                return True
-            return bool(await command(self._redis, "SISMEMBER", f"acted:{place}", key))
+            return await is_known(self._redis, action, place)
 
         return await with_retries(read, what="looking for an older id", limit_s=RETRY_LIMIT_S)

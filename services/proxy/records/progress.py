@@ -7,9 +7,9 @@ from collections import defaultdict
 import msgspec
 
 from services.proxy.records.failures import MOST_REASON, kinds, share
-from services.proxy.records.store import StoredBatch
 from shared.api.batches import BatchView, EnvironmentProgress, Spread, StageProgress
 from shared.api.requests import Act, StageReport
+from shared.bus.batches import StoredBatch
 from shared.policy.model.results import Usage, added
 
 

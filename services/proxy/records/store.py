@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal
 
-import msgspec
 from redis.asyncio import Redis
 
-from shared.bus import keys
-from shared.bus.connection import command, with_retries
-from shared.messages.actions import ACTIONS, ActionSubmitted
-from shared.messages.batches import BatchState
+from shared.bus import actions, archive, backlog, batches, trajectories
+from shared.bus.batches import StoredBatch
+from shared.bus.connection import with_retries
+from shared.bus.trajectories import EnvironmentStatus
+from shared.messages.actions import ActionSubmitted
 from shared.policy.dispatch.backlog import PoolBacklog
 from shared.runtime import log
 from shared.runtime.errors import Unavailable
 from shared.store.results import ArchiveReader, Results
 
-T = TypeVar("T")
-
 _log = log.get(__name__)
 
 RETRY_LIMIT_S = 10.0
-
-_pools = msgspec.msgpack.Decoder(list[PoolBacklog])
-_stuck = msgspec.msgpack.Decoder(dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +37,6 @@ class Stored:
     """Trajectory whose environment it needs, while it is unanswered."""
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentStatus:
-    """State of a trajectory's environment."""
-
-    unmade: str
-    """Why its last creation failed; empty if it succeeded or was not tried."""
-    placed: bool
-    """It was granted on a node."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
-    """A batch's hash. Times are Unix seconds by Valkey's clock."""
-
-    id: str
-    tenant: str
-    task: str
-    state: BatchState
-    size: int | None
-    """Number of requests when all have come; None: not known yet. Once no more can come: the number that came."""
-    submitted: int
-    answered: int
-    opened_at: float
-    first_at: float | None
-    active_at: float
-    ended_at: float | None
-    workflow: bytes
-    """The task as it was when the batch was opened, JSON."""
-
-
 class Store:
     """Reads. Postgres is read only for what Valkey no longer has. If that is away, the read raises `Unavailable`."""
 
@@ -83,97 +48,78 @@ class Store:
     async def action(self, action: str) -> Stored | None:
         """Return one action, or None if neither store has it."""
 
-        async def read() -> list[bytes | None]:
-            fields = ("batch", "grant", "answer", "result", "entry", "stage", "trajectory", "archived")
-            reply: list[bytes | None] = await command(self._redis, "HMGET", f"action:{action}", *fields)
-            return reply
+        async def read() -> actions.ActionRecord | None:
+            return await actions.read_action(self._redis, action)
 
-        batch, granted, answer, result, entry, stage, trajectory, archived = await with_retries(
-            read, what="reading an action", limit_s=RETRY_LIMIT_S
-        )
-        if batch is not None and result is not None:
-            answer = await self._result(batch, result)
-            if not await self._has_batch(batch):  # deleted; the archiver will delete its results
-                return None
-        if batch is None or archived is not None or (result is not None and answer is None):
+        found = await with_retries(read, what="reading an action", limit_s=RETRY_LIMIT_S)
+        if found is None or found.archived:
             return await self._archived(action)
+        answer = found.answer
+        if found.result:
+            answer = await self._result(found.batch, found.result)
+            if not await self._has_batch(found.batch):  # deleted; the archiver will delete its results
+                return None
+            if answer is None:
+                return await self._archived(action)
         if answer:
-            return Stored("finished", batch.decode(), answer)
+            return Stored("finished", found.batch, answer)
         return Stored(
-            state="granted" if granted else "queued",
-            batch=batch.decode(),
+            state="granted" if found.granted else "queued",
+            batch=found.batch,
             answer=None,
-            entry=(entry or b"").decode(),
-            stage=int(stage or 0),
-            trajectory=(trajectory or b"").decode(),
+            entry=found.entry,
+            stage=found.stage,
+            trajectory=found.trajectory,
         )
 
     async def submitted(self, entry: str) -> ActionSubmitted | None:
         """Return the journal entry with this id; None if it has been answered."""
 
-        async def read() -> list[tuple[bytes, list[bytes]]]:
-            rows: list[tuple[bytes, list[bytes]]] = await command(self._redis, "XRANGE", ACTIONS.name, entry, entry)
-            return rows
+        async def read() -> ActionSubmitted | None:
+            return await actions.read_submission(self._redis, entry)
 
-        for _, fields in await with_retries(read, what="reading the journal", limit_s=RETRY_LIMIT_S):
-            try:
-                message = ACTIONS.decode(fields[1])
-            except msgspec.MsgspecError:  # of another version; the leader will reject it
-                return None
-            return message if isinstance(message, ActionSubmitted) else None
-        return None
+        return await with_retries(read, what="reading the journal", limit_s=RETRY_LIMIT_S)
 
     async def environment_status(self, trajectory: str) -> EnvironmentStatus:
         """Return the state of a trajectory's environment."""
 
-        async def read() -> list[bytes | None]:
-            key = f"trajectory:{trajectory}"
-            fields: list[bytes | None] = await command(self._redis, "HMGET", key, "state", "reason", "node")
-            return fields
+        async def read() -> EnvironmentStatus:
+            return await trajectories.read_environment(self._redis, trajectory)
 
-        state, reason, node = await with_retries(read, what="reading a trajectory", limit_s=RETRY_LIMIT_S)
-        return EnvironmentStatus(reason.decode() if state == b"open" and reason else "", node is not None)
+        return await with_retries(read, what="reading a trajectory", limit_s=RETRY_LIMIT_S)
 
     async def pools(self) -> list[PoolBacklog]:
         """Return the pools with waiting work, most first, as the leader last published them."""
-        return await self._backlog("pools", _pools) or []
+
+        async def read() -> list[PoolBacklog]:
+            return await backlog.read_pools(self._redis)
+
+        return await with_retries(read, what="reading the backlog", limit_s=RETRY_LIMIT_S)
 
     async def stuck(self) -> dict[str, int]:
         """Return {batch: actions that no present node can execute}, as the leader last published it."""
-        return await self._backlog("stuck", _stuck) or {}
 
-    async def _backlog(self, field: str, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
-        """None if no leader has published yet, or one of another version has published another format."""
+        async def read() -> dict[str, int]:
+            return await backlog.read_stuck(self._redis)
 
-        async def read() -> bytes | None:
-            packed: bytes | None = await command(self._redis, "HGET", "backlog", field)
-            return packed
+        return await with_retries(read, what="reading the backlog", limit_s=RETRY_LIMIT_S)
 
-        packed = await with_retries(read, what="reading the backlog", limit_s=RETRY_LIMIT_S)
-        try:
-            return decoder.decode(packed) if packed is not None else None
-        except msgspec.MsgspecError:
-            return None
-
-    async def answers(self, actions: list[str]) -> dict[str, bytes]:
+    async def answers(self, names: list[str]) -> dict[str, bytes]:
         """Return the existing answers of these actions; without archived ones while Postgres is away."""
 
-        async def read() -> list[list[bytes | None]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for action in actions:
-                pipe.hmget(f"action:{action}", ["batch", "answer", "result", "archived"])
-            return await pipe.execute()
+        async def read() -> list[actions.ActionRecord | None]:
+            return await actions.read_actions(self._redis, names)
 
         found: dict[str, bytes] = {}
         gone: list[str] = []
-        for action, (batch, answer, result, archived) in zip(
-            actions, await with_retries(read, what="reading answers", limit_s=RETRY_LIMIT_S), strict=True
-        ):
-            if batch is not None and result is not None:
-                answer = await self._result(batch, result)
+        records = await with_retries(read, what="reading answers", limit_s=RETRY_LIMIT_S)
+        for action, record in zip(names, records, strict=True):
+            answer = None if record is None else record.answer
+            if record is not None and record.result:
+                answer = await self._result(record.batch, record.result)
             if answer is not None:
                 found[action] = answer
-            elif batch is None or archived is not None or result is not None:
+            elif record is None or record.archived or record.result:
                 gone.append(action)
         try:
             if gone and await self._has_archived():
@@ -182,21 +128,19 @@ class Store:
             _log.warning("reading_answers_failed", waiting=len(gone), error=str(error))
         return found
 
-    async def _result(self, batch: bytes, cursor: bytes) -> bytes | None:
+    async def _result(self, batch: str, result: str) -> bytes | None:
         """Return one result from Valkey. None: it has been archived, or is just expiring."""
 
-        async def read() -> list[tuple[bytes, list[bytes]]]:
-            reply: list[Any] = await command(self._redis, "XRANGE", b"results:" + batch, cursor, cursor)
-            return reply
+        async def read() -> bytes | None:
+            return await actions.read_result(self._redis, batch, result)
 
-        rows = await with_retries(read, what="reading a result", limit_s=RETRY_LIMIT_S)
-        return rows[0][1][1] if rows else None
+        return await with_retries(read, what="reading a result", limit_s=RETRY_LIMIT_S)
 
-    async def _has_batch(self, batch: bytes) -> bool:
-        async def read() -> int:
-            return int(await command(self._redis, "EXISTS", b"batch:" + batch))
+    async def _has_batch(self, batch: str) -> bool:
+        async def read() -> bool:
+            return await batches.batch_exists(self._redis, batch)
 
-        return await with_retries(read, what="looking for a batch", limit_s=RETRY_LIMIT_S) > 0
+        return await with_retries(read, what="looking for a batch", limit_s=RETRY_LIMIT_S)
 
     async def _archived(self, action: str) -> Stored | None:
         """Return an action whose answer is archived. A result is hidden once its batch has expired."""
@@ -210,44 +154,20 @@ class Store:
     async def _has_archived(self) -> bool:
         """Return whether Postgres may have answers. A mesh that has archived nothing works without Postgres."""
 
-        async def read() -> int:
-            return int(await command(self._redis, "EXISTS", keys.ARCHIVED, keys.EXPIRING))
+        async def read() -> bool:
+            return await archive.has_archived(self._redis)
 
-        return await with_retries(read, what="looking for archived answers", limit_s=RETRY_LIMIT_S) > 0
+        return await with_retries(read, what="looking for archived answers", limit_s=RETRY_LIMIT_S)
 
     async def batch(self, batch: str) -> StoredBatch | None:
         """One batch, or None."""
 
-        async def read() -> dict[bytes, bytes]:
-            flat: list[bytes] = await command(self._redis, "HGETALL", f"batch:{batch}")
-            return dict(zip(flat[::2], flat[1::2], strict=True))
+        async def read() -> StoredBatch | None:
+            return await batches.read_batch(self._redis, batch)
 
-        fields = await with_retries(read, what="reading a batch", limit_s=RETRY_LIMIT_S)
-        return _batch(batch, fields) if fields else None
+        return await with_retries(read, what="reading a batch", limit_s=RETRY_LIMIT_S)
 
     async def open_batches(self) -> list[StoredBatch]:
         """Return every batch that has not ended, oldest first."""
-        names = [name.decode() for name in await command(self._redis, "ZRANGE", "batches:open", 0, -1)]
-        found = [await self.batch(name) for name in names]
+        found = [await self.batch(name) for name in await batches.open_batches(self._redis)]
         return [batch for batch in found if batch is not None]
-
-
-def _batch(name: str, fields: dict[bytes, bytes]) -> StoredBatch:
-    def seconds(key: bytes) -> float | None:
-        return int(fields[key]) / 1000 if key in fields else None
-
-    state, submitted = fields[b"state"].decode(), int(fields[b"submitted"])
-    return StoredBatch(
-        id=name,
-        tenant=fields[b"tenant"].decode(),
-        task=fields[b"task"].decode(),
-        state=cast("BatchState", state),
-        size=int(fields[b"size"]) or None if state == "open" else submitted,
-        submitted=submitted,
-        answered=int(fields[b"answered"]),
-        opened_at=seconds(b"opened_ms") or 0.0,
-        first_at=seconds(b"first_ms"),
-        active_at=seconds(b"active_ms") or 0.0,
-        ended_at=seconds(b"ended_ms"),
-        workflow=fields[b"workflow"],
-    )

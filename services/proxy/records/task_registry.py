@@ -9,7 +9,8 @@ from redis.asyncio import Redis
 
 from services.proxy.records.workflows import Workflow
 from shared.api.tasks import Task, TaskView
-from shared.bus.connection import command, with_retries
+from shared.bus import tasks
+from shared.bus.connection import with_retries
 from shared.runtime import log
 from shared.runtime.errors import SHOWN_CHARS, NotFound
 from shared.runtime.units import Seconds
@@ -35,14 +36,9 @@ class TaskRegistry:
             BadRequest: nodes would reject every request of it.
         """
         Workflow.of(tenant, name, task).check()
-        key = _key(tenant, name)
 
         async def write() -> int:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hincrby(key, "version", 1)
-                pipe.hset(key, "task", task.model_dump_json(exclude_unset=True))
-                pipe.sadd(f"tasks:{tenant}", name)
-                return int((await pipe.execute())[0])
+            return await tasks.put_task(self._redis, tenant, name, task.model_dump_json(exclude_unset=True))
 
         current = await self._read(tenant, name)
         if current is not None and current[0] == task:
@@ -64,7 +60,7 @@ class TaskRegistry:
 
     async def all(self, tenant: str) -> list[TaskView]:
         """Return every task of a tenant, by name."""
-        names = sorted(name.decode() for name in await command(self._redis, "SMEMBERS", f"tasks:{tenant}"))
+        names = await tasks.task_names(self._redis, tenant)
         found = [(name, await self._read(tenant, name)) for name in names]
         return [_view(tenant, name, *current) for name, current in found if current is not None]
 
@@ -74,10 +70,7 @@ class TaskRegistry:
         Raises:
             NotFound: there is no such task.
         """
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(_key(tenant, name))
-            pipe.srem(f"tasks:{tenant}", name)
-            deleted, _ = await pipe.execute()
+        deleted = await tasks.delete_task(self._redis, tenant, name)
         self._cached.pop((tenant, name), None)
         if not deleted:
             raise _unknown(name)
@@ -99,15 +92,14 @@ class TaskRegistry:
         return workflow
 
     async def _read(self, tenant: str, name: str) -> tuple[Task, int] | None:
-        async def read() -> list[bytes | None]:
-            reply: list[bytes | None] = await command(self._redis, "HMGET", _key(tenant, name), "task", "version")
-            return reply
+        async def read() -> tasks.StoredTask | None:
+            return await tasks.read_task(self._redis, tenant, name)
 
-        task, version = await with_retries(read, what="reading a task", limit_s=10.0)
-        if task is None or version is None:
+        stored = await with_retries(read, what="reading a task", limit_s=10.0)
+        if stored is None:
             return None
         try:
-            return Task.model_validate_json(task), int(version)
+            return Task.model_validate_json(stored.task), stored.version
         except ValidationError as error:  # declared under older rules; it can only be declared again or deleted
             _log.warning("task_unreadable", tenant=tenant, task=name, error=str(error))
             return None
@@ -115,10 +107,6 @@ class TaskRegistry:
 
 def _unknown(name: str) -> NotFound:
     return NotFound(kind="task", name=name, hint=f"declare it with PUT /v1/tasks/{name[:SHOWN_CHARS]}")
-
-
-def _key(tenant: str, name: str) -> str:
-    return f"task:{tenant}:{name}"
 
 
 def _view(tenant: str, name: str, task: Task, version: int) -> TaskView:

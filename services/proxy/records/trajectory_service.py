@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple, cast
+from typing import cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -16,9 +16,10 @@ from services.proxy.records.intake import NO_TRAJECTORY
 from services.proxy.records.registries import Registries
 from shared.api.trajectories import TrajectoryAction, TrajectoryRequest, TrajectoryState, TrajectoryView
 from shared.bus import trajectories
-from shared.bus.connection import command, with_retries
+from shared.bus.batches import batch_tenant
+from shared.bus.connection import with_retries
+from shared.bus.trajectories import OpenedTrajectory
 from shared.messages.actions import ActionSubmitted
-from shared.messages.environments import EnvironmentSpec
 from shared.runtime.errors import BadRequest, Conflict, NotFound, Overloaded
 from shared.runtime.units import Seconds
 
@@ -30,16 +31,6 @@ LOOKED_AT = 256
 """Records read in one round trip for a list."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_spec = msgspec.msgpack.Decoder(EnvironmentSpec)
-
-
-class OpenTrajectory(NamedTuple):
-    """The constant fields of a trajectory that its actions need."""
-
-    tenant: str
-    task: str
-    node_class: str
-    environment: EnvironmentSpec
 
 
 class TrajectoryService:
@@ -58,7 +49,7 @@ class TrajectoryService:
         self._disk = disk
         self._most = most
         self._keep_s = keep_s
-        self._opened: dict[str, OpenTrajectory] = {}
+        self._opened: dict[str, OpenedTrajectory] = {}
 
     async def open(self, tenant: str, request: TrajectoryRequest) -> tuple[TrajectoryView, bool]:
         """Open a trajectory, once per `request_id`. Return the trajectory and whether it is new.
@@ -120,11 +111,11 @@ class TrajectoryService:
 
     async def all(self, state: TrajectoryState, limit: int) -> list[TrajectoryView]:
         """Return the newest trajectories in this state, at most `limit`."""
-        key = "trajectories:open" if state == "open" else "trajectories:ended"
         views: list[TrajectoryView] = []
         for start in range(0, self._most, LOOKED_AT):
-            names = await command(self._redis, "ZREVRANGE", key, start, start + LOOKED_AT - 1)
-            views += [one for one in await self._views(name.decode() for name in names) if one and one.state == state]
+            is_open = state == "open"
+            names = await trajectories.newest_trajectories(self._redis, start, LOOKED_AT, is_open=is_open)
+            views += [one for one in await self._views(names) if one and one.state == state]
             if len(names) < LOOKED_AT or len(views) >= limit:
                 break
         return views[:limit]
@@ -163,7 +154,7 @@ class TrajectoryService:
             environment=opened.environment,
         )
 
-    async def opened(self, trajectory: str) -> OpenTrajectory:
+    async def opened(self, trajectory: str) -> OpenedTrajectory:
         """Return the constant fields of a trajectory.
 
         Raises:
@@ -172,42 +163,32 @@ class TrajectoryService:
         known = self._opened.get(trajectory)
         return known if known is not None else await self._read(trajectory)
 
-    async def _read(self, trajectory: str) -> OpenTrajectory:
-        async def read() -> list[bytes | None]:
-            fields = ("tenant", "task", "class", "spec")
-            reply: list[bytes | None] = await command(self._redis, "HMGET", f"trajectory:{trajectory}", *fields)
-            return reply
+    async def _read(self, trajectory: str) -> OpenedTrajectory:
+        async def read() -> OpenedTrajectory | None:
+            return await trajectories.read_opened(self._redis, trajectory)
 
-        tenant, task, node_class, spec = await with_retries(read, what="reading a trajectory", limit_s=RETRY_LIMIT_S)
-        if tenant is None or task is None or node_class is None or spec is None:
+        opened = await with_retries(read, what="reading a trajectory", limit_s=RETRY_LIMIT_S)
+        if opened is None:
             raise unknown(trajectory)
-        opened = OpenTrajectory(tenant.decode(), task.decode(), node_class.decode(), _spec.decode(spec))
         self._opened[trajectory] = opened
         while len(self._opened) > MOST_CACHED:
             del self._opened[next(iter(self._opened))]
         return opened
 
     async def _check_batch(self, tenant: str, batch: str) -> None:
-        async def read() -> bytes | None:
-            owner: bytes | None = await command(self._redis, "HGET", f"batch:{batch}", "tenant")
-            return owner
+        async def read() -> str | None:
+            return await batch_tenant(self._redis, batch)
 
         owner = await with_retries(read, what="reading a batch", limit_s=RETRY_LIMIT_S)
-        if owner != tenant.encode():
+        if owner != tenant:
             raise NotFound(kind="batch", name=batch, hint="open it first, for the same tenant; or leave `batch` out")
 
-    async def _views(self, names: Iterable[str]) -> list[TrajectoryView | None]:
-        listed = list(names)
+    async def _views(self, names: Sequence[str]) -> list[TrajectoryView | None]:
+        async def read() -> list[trajectories.TrajectoryRecord | None]:
+            return await trajectories.read_records(self._redis, names)
 
-        async def read() -> list[list[bytes]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for name in listed:
-                pipe.hgetall(f"trajectory:{name}")
-            return await pipe.execute()
-
-        rows = await with_retries(read, what="reading trajectories", limit_s=RETRY_LIMIT_S) if listed else []
-        fields = [dict(zip(row[::2], row[1::2], strict=True)) for row in rows]
-        return [_view(name, each) if each else None for name, each in zip(listed, fields, strict=True)]
+        records = await with_retries(read, what="reading trajectories", limit_s=RETRY_LIMIT_S)
+        return [None if record is None else _view(record) for record in records]
 
 
 def unknown(trajectory: str) -> NotFound:
@@ -215,20 +196,20 @@ def unknown(trajectory: str) -> NotFound:
     return NotFound(kind="trajectory", name=trajectory[:64], hint=NO_TRAJECTORY)
 
 
-def _view(name: str, fields: dict[bytes, bytes]) -> TrajectoryView:
+def _view(record: trajectories.TrajectoryRecord) -> TrajectoryView:
     return TrajectoryView(
-        id=name,
-        state=cast("TrajectoryState", fields[b"state"].decode()),
-        reason=fields[b"reason"].decode(),
-        tenant=fields[b"tenant"].decode(),
-        task=fields[b"task"].decode() or None,
-        batch=fields[b"batch"].decode() if b"batch" in fields else None,
-        group=fields[b"group"].decode(),
-        request_id=fields[b"request"].decode() or None,
-        node_class=fields[b"class"].decode(),
-        node=fields[b"node"].decode() if b"node" in fields else None,
-        environment=msgspec.structs.asdict(_spec.decode(fields[b"spec"])),
-        opened_at=int(fields[b"opened_ms"]) / 1000,
-        active_at=int(fields[b"active_ms"]) / 1000,
-        ended_at=int(fields[b"ended_ms"]) / 1000 if b"ended_ms" in fields else None,
+        id=record.id,
+        state=cast("TrajectoryState", record.state),
+        reason=record.reason,
+        tenant=record.tenant,
+        task=record.task or None,
+        batch=record.batch,
+        group=record.group,
+        request_id=record.request or None,
+        node_class=record.node_class,
+        node=record.node,
+        environment=msgspec.structs.asdict(record.environment),
+        opened_at=record.opened_at,
+        active_at=record.active_at,
+        ended_at=record.ended_at,
     )

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from redis.asyncio import Redis
@@ -21,15 +22,13 @@ from redis.exceptions import RedisError
 from services.cpu_manager.environments.docker.engine import EngineRefusal
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from shared.api.images import familiar
-from shared.bus.connection import command
+from shared.bus.images import PulledImages
 from shared.policy.resources.residency import MOST_PRESENT
 from shared.runtime import log
 from shared.runtime.clock import SYSTEM_CLOCK, Clock
 
 _log = log.get(__name__)
 
-PULLED: Final = "pulled:"
-"""Prefix of the ledgers' keys in the mesh's store."""
 NOTED_S: Final = 60.0
 """Shortest time between two recorded uses of an image, in seconds."""
 _NONE: Final = "<none>"
@@ -61,27 +60,29 @@ class StoredImageLedger:
     """
 
     def __init__(self, redis: Redis, node: str, engine: str) -> None:
-        self._redis = redis
-        self._key = f"{PULLED}{engine}:{node}"
+        self._pulled = PulledImages(redis, engine, node)
 
     async def read(self) -> dict[str, float]:
         """Return the ledger; empty if the store does not answer. Then no image of an earlier manager is removed."""
-        flat = await self._try("HGETALL", self._key) or []
-        return {name.decode(): float(usage) for name, usage in zip(flat[::2], flat[1::2], strict=True)}
+        with _unavailable_is_logged("read"):
+            return await self._pulled.read()
+        return {}
 
     async def note(self, image: str, used_at: float) -> None:
-        await self._try("HSET", self._key, image, f"{used_at:.0f}")
+        with _unavailable_is_logged("note"):
+            await self._pulled.note(image, used_at)
 
     async def drop(self, image: str) -> None:
-        await self._try("HDEL", self._key, image)
+        with _unavailable_is_logged("drop"):
+            await self._pulled.drop(image)
 
-    async def _try(self, *words: str) -> list[bytes] | None:
-        try:
-            found = await command(self._redis, *words)
-        except (RedisError, OSError) as error:
-            _log.warning("image_ledger_unavailable", command=words[0], problem=str(error))
-            return None
-        return found if isinstance(found, list) else None
+
+@contextmanager
+def _unavailable_is_logged(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        _log.warning("image_ledger_unavailable", command=what, problem=str(error))
 
 
 class ImageStore(Protocol):

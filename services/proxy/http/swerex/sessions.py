@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -19,8 +20,12 @@ from services.proxy.http.swerex.forms import (
     Raised,
     swerex_error,
 )
-from shared.bus.connection import command, with_retries
+from shared.bus.connection import with_retries
+from shared.bus.sessions import ShellSessions
 from shared.runtime.errors import TreadleError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MOST_SESSIONS = 64
 CHECK_S = 10.0
@@ -48,20 +53,18 @@ async def create_session(call: Call, trajectory: str) -> dict[str, Any]:
         if answered.ended == "timeout":
             raise swerex_error("CommandTimeoutError", f"timeout after {asked.startup_timeout} seconds: {line!r}")
     except (Raised, TreadleError):
-        await _ask(call, "HDEL", _key(trajectory), asked.session)
+        await _stored(call, _sessions(call, trajectory).drop, asked.session)
         raise
     return {"output": _plain(answered.output.get("output", "")), "session_type": "bash"}
 
 
 async def _claim(call: Call, trajectory: str, session: str) -> None:
     """Record a new session. A repeat of the same request may record it again."""
-    kept_s, key = await _kept_s(call, trajectory), _key(trajectory)
+    kept_s, sessions = await _kept_s(call, trajectory), _sessions(call, trajectory)
     token = request_id(call) or uuid.uuid4().hex
-    if await _ask(call, "HLEN", key) >= MOST_SESSIONS:
+    if await _stored(call, sessions.count) >= MOST_SESSIONS:
         raise swerex_error("SwerexException", f"more than {MOST_SESSIONS} sessions")
-    is_new = await _ask(call, "HSETNX", key, session, token)
-    await _ask(call, "EXPIRE", key, kept_s)
-    if not is_new and await _ask(call, "HGET", key, session) != token.encode():
+    if not await _stored(call, sessions.claim, session, token, kept_s):
         raise swerex_error("SessionExistsError", f"session {session} already exists")
 
 
@@ -73,19 +76,18 @@ async def _kept_s(call: Call, trajectory: str) -> int:
 async def close_session(call: Call, trajectory: str) -> dict[str, Any]:
     """End a shell. A repeat, which may find no shell or a newer one of that name, gets the first answer."""
     asked = await body(call, _close)
-    token, key, closing = request_id(call), _key(trajectory), f"{_key(trajectory)}:closing"
-    claim = await _ask(call, "HGET", key, asked.session)
-    closes = await _ask(call, "HGET", closing, token) if token else None
+    token, sessions = request_id(call), _sessions(call, trajectory)
+    claim = await _stored(call, sessions.token, asked.session)
+    closes = await _stored(call, sessions.closes, token) if token else None
     if closes is None:
         if claim is None:
             raise _unknown(asked.session)
         closes = claim
         if token:
-            await _ask(call, "HSET", closing, token, claim)
-            await _ask(call, "EXPIRE", closing, await _kept_s(call, trajectory))
+            await _stored(call, sessions.note_closing, token, claim, await _kept_s(call, trajectory))
     await act(call, trajectory, "env.close_session", {"session": asked.session})
     if claim == closes:
-        await _ask(call, "HDEL", key, asked.session)
+        await _stored(call, sessions.drop, asked.session)
     return {"session_type": "bash"}
 
 
@@ -120,23 +122,22 @@ async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
 
 async def _keep_partial(call: Call, trajectory: str, session: str, output: str) -> None:
     """Store a timed-out command's output for the next interrupt, which returns it as in the original."""
-    key = f"{_key(trajectory)}:partial"
-    await _ask(call, "HSET", key, session, output.encode(errors="replace")[-MOST_PARTIAL:])
-    await _ask(call, "EXPIRE", key, PARTIAL_S)
+    kept = output.encode(errors="replace")[-MOST_PARTIAL:]
+    await _stored(call, _sessions(call, trajectory).keep_output, session, kept, PARTIAL_S)
 
 
 async def _take_partial(call: Call, trajectory: str, session: str) -> str:
     """Return and delete the stored output; empty if no command of the session has timed out recently."""
-    key = f"{_key(trajectory)}:partial"
-    output: bytes | None = await _ask(call, "HGET", key, session)
+    sessions = _sessions(call, trajectory)
+    output = await _stored(call, sessions.output, session)
     if output is None:
         return ""
-    await _ask(call, "HDEL", key, session)
+    await _stored(call, sessions.drop_output, session)
     return output.decode(errors="replace")
 
 
 async def _known(call: Call, trajectory: str, session: str) -> None:
-    if not await _ask(call, "HEXISTS", _key(trajectory), session):
+    if await _stored(call, _sessions(call, trajectory).token, session) is None:
         raise _unknown(session)
 
 
@@ -155,15 +156,14 @@ async def _check(call: Call, trajectory: str, line: str) -> None:
         raise swerex_error("BashIncorrectSyntaxError", what, **extra)
 
 
-def _key(trajectory: str) -> str:
-    return f"swerex:{trajectory}"
+def _sessions(call: Call, trajectory: str) -> ShellSessions:
+    return ShellSessions(call.proxy.redis, trajectory)
 
 
-async def _ask(call: Call, *words: Any) -> Any:
-    async def attempt() -> Any:
-        return await command(call.proxy.redis, *words)
-
-    return await with_retries(attempt, what="storing sessions", limit_s=call.proxy.settings.submit_retry_s)
+async def _stored(call: Call, method: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a method of the store, again while Valkey is away."""
+    limit_s = call.proxy.settings.submit_retry_s
+    return await with_retries(lambda: method(*args, **kwargs), what="storing sessions", limit_s=limit_s)
 
 
 def _observation(output: str, exit_code: int | None) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from services.proxy.http.mesh import _newest, _nodes, _pool
+from services.proxy.http.mesh import _nodes, _pool
 from shared.api.mesh import NodeView
 from shared.bus import functions
 from shared.bus.connection import ValkeyClock, command, connect
 from shared.bus.nodes import publish_bye, publish_hello
+from shared.bus.streams import newest
 from shared.messages.base import ENTRY
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TargetSet
@@ -21,8 +22,7 @@ async def test_an_entry_that_cannot_be_read_hides_no_other(redis_url: str) -> No
     async with connect(redis_url, name="test") as redis:
         for payload in (NODES.encode(bye), b'["hello.v1","not what it was"]', b"\xff", NODES.encode(bye)):
             await command(redis, "XADD", NODES.name, "*", ENTRY, payload)
-        proxy: Any = SimpleNamespace(redis=redis)
-        assert [message for _, message in await _newest(proxy, NODES, 10)] == [bye, bye]
+        assert [message for _, message in await newest(redis, NODES, 10)] == [bye, bye]
 
 
 async def test_a_node_is_shown_with_its_last_heartbeat(redis_url: str) -> None:

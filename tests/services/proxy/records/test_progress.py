@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.proxy.records.progress import Progress, spread_of
-from services.proxy.records.store import StoredBatch
 from shared.api.requests import Act, Answer, StageReport
+from shared.bus.batches import StoredBatch
 from shared.policy.model.formulation import EndedAs
 
 BATCH = StoredBatch(

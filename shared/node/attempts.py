@@ -38,6 +38,8 @@ CLOSING_S = 10.0
 """Longest wait of a stopping node for its environments, in seconds. A stack's services have 15 s in all."""
 _STOPPING = "the node is stopping"
 _CANCELLED = AttemptResult("cancelled")
+_MISSING = ResourceUsage(0)
+"""Units of a resource that the node does not have."""
 
 
 @dataclass(slots=True)
@@ -100,29 +102,23 @@ class Attempts:
         self._seen[identity] = None
         if len(self._seen) > REMEMBERED:
             del self._seen[next(iter(self._seen))]
-        now = self.clock.monotonic()
-        if excess := self._excess(grant):
-            _log.error("grant_does_not_fit", action=grant.action, reason=excess)
-            self._report_finished(grant, lost(excess), now, now)
-        elif self._must_wait(grant):
+        now, waits = self.clock.monotonic(), False
+        for name, units in grant.units.items():
+            usage = self._resources.get(name, _MISSING)
+            if units > usage.exist:
+                self._reject(grant, f"{units} {name} granted, the node has {usage.exist}", now)
+                return
+            if usage.prefetches and units:
+                waits = waits or units > usage.free or (bool(self._queue) and not grant.trajectory)
+        if waits:
             self._queue[grant.action, grant.attempt] = _Waiting(grant, now)
         else:
             self._start(grant, now, now)
 
-    def _excess(self, grant: Granted) -> str:
-        """Return why the node could never execute this grant; empty if it could."""
-        for name, units in grant.units.items():
-            usage = self._resources.get(name)
-            if units and (usage is None or units > usage.exist):
-                return f"{units} {name} granted, the node has {0 if usage is None else usage.exist}"
-        return ""
-
-    def _must_wait(self, grant: Granted) -> bool:
-        for name, usage in self._prefetched.items():
-            units = grant.units.get(name, 0)
-            if units > usage.free or (units and self._queue and not grant.trajectory):
-                return True
-        return False
+    def _reject(self, grant: Granted, reason: str, now: Seconds) -> None:
+        """Report a grant that the node could never execute."""
+        _log.error("grant_does_not_fit", action=grant.action, reason=reason)
+        self._report_finished(grant, lost(reason), now, now)
 
     def _start(self, grant: Granted, read_at: Seconds, now: Seconds) -> None:
         for name, units in grant.units.items():

@@ -63,6 +63,8 @@ class EnvironmentProgress(Model):
     masked_share: float
     failures: list[FailureKind]
     """Masked answers by their end, most frequent first. `share` is a share of `answered`."""
+    usage: dict[str, float] = {}
+    """Sums of the usage of these actions, by name."""
 
 
 class BatchView(Model):

@@ -94,6 +94,8 @@ class Answering(NamedTuple):
     """When it would have finished without any queueing, Unix milliseconds. The batch keeps the latest."""
     trajectory: str = ""
     """Trajectory whose environment it needed. Its action is not executed again."""
+    used: bytes = b""
+    """Usage of an action in a trajectory, JSON: summed for the batch that the trajectory names."""
 
 
 class Advancing(NamedTuple):
@@ -244,6 +246,7 @@ async def answer_actions(
             item.masked,
             item.outcome,
             item.unqueued_end_ms,
+            item.used,
         )
     return [flag == 1 for flag in await call(redis, "answer_actions_v2", touched.listed, *args)]
 

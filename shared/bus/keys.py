@@ -67,7 +67,8 @@ def archived_of(name: str) -> str:
 def environments_of(name: str) -> str:
     """Return the hash that counts answers in trajectories that name the batch. It expires with the batch.
 
-    answered; of the masked ones count:<how it ended> and why:<how it ended>, the newest reason.
+    answered; of the masked ones count:<how it ended> and why:<how it ended>, the newest reason; used:<name>, the sum of
+    their usage.
     """
     return f"environments:{name}"
 

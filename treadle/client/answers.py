@@ -59,6 +59,8 @@ class EnvironmentProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     masked_share: float
     failures: list[FailureKind]
     """Masked answers by their end, most frequent first. `share` is a share of `answered`."""
+    usage: dict[str, float] = {}
+    """Sums of the usage of these actions, by name."""
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -297,7 +297,7 @@ class Leader:
         body = compose(kept.submitted, kept.index, answer, kept.result, arrived_s, now)
         ANSWERED.labels(answer.ended).inc()
         ACT.observe(now - arrived_s)
-        USED.add(usage_of(answer))
+        USED.add(usage := usage_of(answer))
         submitted = kept.submitted
         self._observe_queueing(submitted, answer)
         unqueued_s = sum(act.execution_s + act.parked_s for act in answer.acts)
@@ -312,6 +312,7 @@ class Leader:
             outcome=kept.outcome,
             unqueued_end_ms=round(1000 * unqueued_end_s),
             trajectory=submitted.trajectory,
+            used=_json.encode(usage) if submitted.trajectory and usage else b"",
         )
         if submitted.trajectory and is_masked(answer):
             answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")

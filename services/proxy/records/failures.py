@@ -1,4 +1,4 @@
-"""Masked answers counted by how they ended: of a batch's requests, and of actions in its trajectories."""
+"""Masked answers counted by how they ended: of a batch's requests, and of actions in its trajectories (with usage)."""
 
 from __future__ import annotations
 
@@ -42,5 +42,9 @@ async def environments(redis: Redis, batch: str) -> EnvironmentProgress | None:
     answered, masked = found
     count = sum(each for each, _ in masked.values())
     return EnvironmentProgress(
-        answered=answered, masked=count, masked_share=share(count, answered), failures=kinds(masked, answered)
+        answered=answered,
+        masked=count,
+        masked_share=share(count, answered),
+        failures=kinds(masked, answered),
+        usage={name: float(sum_) for field, sum_ in fields.items() if (name := field.removeprefix("used:")) != field},
     )

@@ -15,8 +15,9 @@ local function record_acted(action_key, trajectory_key, acted_key)
 end
 
 -- Count an answer in a trajectory for the batch that the trajectory names. `masked`: how it ended, a space, why; or ''.
+-- `used`: JSON, name -> amount; or ''.
 -- Derived: the keys of that batch, which only the trajectory's record names.
-local function count_for_batch(trajectory_key, masked)
+local function count_for_batch(trajectory_key, masked, used)
   local batch = redis.call('HGET', trajectory_key, 'batch')
   if not batch or batch == '' then return end
   local left_s = redis.call('TTL', 'batch:' .. batch)
@@ -27,6 +28,9 @@ local function count_for_batch(trajectory_key, masked)
     local ended, why = string.match(masked, '^(%S+) (.*)$')
     redis.call('HINCRBY', key, 'count:' .. ended, 1)
     redis.call('HSET', key, 'why:' .. ended, why)
+  end
+  if used ~= '' then
+    for name, amount in pairs(cjson.decode(used)) do redis.call('HINCRBYFLOAT', key, 'used:' .. name, amount) end
   end
   if left_s >= 0 then redis.call('EXPIRE', key, left_s) end
 end
@@ -55,13 +59,13 @@ end
 --                {trajectory, acted of it}...;
 --                epoch, retention_batch_s,
 --                {entry, position of its batch or 0, of its trajectory or 0, answer, retention_s, tenant, masked,
---                 outcome or '', unqueued_end_ms}...)
---   -> 1 answered now, 0 was answered; masked: see `count_for_batch`
+--                 outcome or '', unqueued_end_ms, used}...)
+--   -> 1 answered now, 0 was answered; masked, used: see `count_for_batch`
 local function answer_actions(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
   local flags, answered, kept_by, outcomes = {}, {}, {}, {}
   local batches, new, by_position = {}, {}, {}  -- batches with a new answer: ids, and what is counted of each
-  for i = 3, #args, 9 do
+  for i = 3, #args, 10 do
     local key = keys[11 + #flags]
     local at, t, answer, tenant = tonumber(args[i + 1]), tonumber(args[i + 2]), args[i + 3], args[i + 5]
     local bytes = #answer + ANSWER_BYTES
@@ -75,7 +79,7 @@ local function answer_actions(keys, args)
         bytes = answer_outside_batch(keys[6], key, answer, args[i + 4], tenant)
         if t > 0 then
           record_acted(key, keys[t], keys[t + 1])
-          count_for_batch(keys[t], args[i + 6])
+          count_for_batch(keys[t], args[i + 6], args[i + 9])
         end
       else
         redis.call('HSET', key, 'result', redis.call('XADD', keys[at + RESULTS], '*', 'a', answer))

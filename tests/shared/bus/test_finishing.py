@@ -251,15 +251,15 @@ async def test_masked_answers_in_trajectories_are_counted_for_the_batch_once_eac
             node_class="default",
             fields=fields,
         )
-    for action, trajectory, masked in (
-        ("a1", "t1", "refused no such image"),
-        ("a2", "t1", ""),
-        ("a3", "t2", "refused counted for nobody"),
-        ("a4", "t1", "refused the newest"),
+    for action, trajectory, masked, used in (
+        ("a1", "t1", "refused no such image", b""),
+        ("a2", "t1", "", b'{"cpu_s":1.5,"tokens":7}'),
+        ("a3", "t2", "refused counted for nobody", b'{"cpu_s":9}'),
+        ("a4", "t1", "refused the newest", b'{"cpu_s":0.25}'),
     ):
         submission = Submission(action, b"d", "", b"m", trajectory, "ada")
         ((_, entry),) = await journal_actions(journal.redis, [submission], max_journal=100)
-        answering = Answering(action, entry, "", b"{}", KEEP_ACTION_S, "ada", masked, trajectory=trajectory)
+        answering = Answering(action, entry, "", b"{}", KEEP_ACTION_S, "ada", masked, trajectory=trajectory, used=used)
         await journal.finish_all(answering)
         await journal.finish_all(answering)
 
@@ -268,6 +268,8 @@ async def test_masked_answers_in_trajectories_are_counted_for_the_batch_once_eac
         b"answered": b"3",
         b"count:refused": b"2",
         b"why:refused": b"the newest",
+        b"used:cpu_s": b"1.75",
+        b"used:tokens": b"7",
     }
     await end_batch(journal.redis, "b", "cancelled", keep_batch_s=7)
     assert await command(journal.redis, "TTL", "environments:b") == 7

@@ -103,9 +103,10 @@ def test_actions_of_one_trajectory_go_one_at_a_time_in_their_order(driver: Leade
 def test_an_answer_names_its_trajectory(driver: LeaderDriver) -> None:
     driver.take(journalled(acting("a")))
 
-    (answer,) = answers(driver.take(from_node(outcome("a"))))
+    (answer,) = answers(driver.take(from_node(outcome("a", usage={"cpu_s": 0.5}))))
 
     assert body(answer)["trajectory"] == "t1"
+    assert msgspec.json.decode(answer.used) == {"cpu_s": 0.5}, "to be counted for the batch that the trajectory names"
 
 
 def test_closing_ends_the_environment_and_removes_it_when_its_node_reports_the_end(driver: LeaderDriver) -> None:

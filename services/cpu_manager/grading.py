@@ -11,7 +11,7 @@ import msgspec
 
 from services.cpu_manager.graders.protocol import Grader, GradingContext
 from services.cpu_manager.outputs import encode_output
-from services.cpu_manager.sandbox.protocol import Exit, Job, PythonJob, Sandbox
+from services.cpu_manager.sandbox.protocol import Exit, Job, JobCut, PythonJob, Sandbox
 from shared.messages.grants import Granted
 from shared.policy.model.results import AttemptResult, lost, refused
 from shared.runtime import log
@@ -31,13 +31,15 @@ class Grading:
     """Seconds past its limit after which an attempt that has not ended counts as our failure."""
 
     async def grade(self, grant: Granted, cores: frozenset[int]) -> AttemptResult:
-        """Execute the grant on these cores. Raises only its own cancellation."""
+        """Execute the grant on these cores. If it is cancelled, it returns `cancelled` with what it has used, or raises
+        its cancellation if that is nothing.
+        """
         grader = self.graders.get(grant.work)
         if grader is None:
             return refused(f"this node does not execute {grant.work}")
+        sandbox = TenantSandbox(self.sandbox, grant.tenant)
         try:
             params = msgspec.json.decode(grant.params, type=grader.params)
-            sandbox = TenantSandbox(self.sandbox, grant.tenant)
             context = GradingContext(
                 sandbox=sandbox,
                 cores=cores,
@@ -49,6 +51,10 @@ class Grading:
             async with asyncio.timeout(grant.timeout_s + self.guard_s):
                 verdict = await grader.grade(params, context)
             output = encode_output(verdict.output, self.output_bytes)
+        except asyncio.CancelledError:
+            if not sandbox.cpu_s:
+                raise
+            return AttemptResult("cancelled", usage={"cpu_s": sandbox.cpu_s})
         except TimeoutError:
             return lost(f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
         except (ValueError, msgspec.MsgspecError) as error:
@@ -78,12 +84,20 @@ class TenantSandbox:
     def __init__(self, sandbox: Sandbox, tenant: str) -> None:
         self._sandbox = sandbox
         self._tenant = tenant
+        self.cpu_s = 0.0
+        """CPU seconds of its jobs so far, also of those that were cut."""
 
     async def run(self, job: Job, cores: frozenset[int]) -> Exit:
         """Run one job (see `Sandbox.run`)."""
         if isinstance(job, PythonJob) and self._tenant != "default":
             job = msgspec.structs.replace(job, zygote=f"{job.zygote}@{self._tenant}")
-        return await self._sandbox.run(job, cores)
+        try:
+            end = await self._sandbox.run(job, cores)
+        except asyncio.CancelledError as error:
+            self.cpu_s += sum(one.cpu_s for one in error.args if isinstance(one, JobCut))
+            raise
+        self.cpu_s += end.cpu_s
+        return end
 
     async def close(self) -> None:
         """Does nothing: the node closes its sandbox itself."""

@@ -116,7 +116,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Stages with a verdict."""
     usage: dict[str, float] = {}
     """Name -> amount used in all stages and attempts, as far as it was measured: `cpu_s`, `gpu_s` (seconds), `tokens`,
-    `money`, or a name of the kind's own. A stopped execution is not measured."""
+    `money`, or a name of the kind's own. Not measured: attempts of a lost node, stopped actions in environments."""
     cpu_s: float = 0.0
     """CPU time of the last stage with a verdict. A stopped execution is not measured."""
     peak_memory_bytes: int = 0

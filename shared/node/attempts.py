@@ -215,7 +215,10 @@ class Attempts:
         if (error := task.exception()) is not None:
             _log.error("executor_failed", action=grant.action, work=grant.work, exc_info=error)
             return lost(f"the executor failed: {type(error).__name__}")
-        return task.result()
+        result = task.result()
+        if self._stopping and result.status == "cancelled":  # the stop has cut it, and no caller has cancelled it
+            return msgspec.structs.replace(lost(_STOPPING), usage=result.usage)
+        return result
 
     def _report_finished(self, grant: Granted, result: AttemptResult, read_at: Seconds, started: Seconds) -> None:
         if self.environments is not None and not self.environments.exists(grant):

@@ -49,7 +49,7 @@ class Executor(Protocol):
         `refused`.
 
         To cancel the task is to revoke the attempt: it kills its work and raises `CancelledError`, in bounded time. The
-        task may return a result instead, if it has just ended. It raises nothing else.
+        task may return a result instead: if it has just ended, or `cancelled` with its usage. It raises nothing else.
         """
 
     def release(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> None:

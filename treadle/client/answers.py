@@ -220,7 +220,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Trajectory in whose environment it acted."""
     usage: dict[str, float] = {}
     """Name -> amount used in all stages and attempts, as far as it was measured: `cpu_s`, `gpu_s` (seconds), `tokens`,
-    `money`, or a name of the kind's own. A stopped execution is not measured."""
+    `money`, or a name of the kind's own. Not measured: attempts of a lost node, stopped actions in environments."""
 
 
 class Result(Answer, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,7 +14,7 @@ from typing import Final
 from services.cpu_manager.sandbox.capture import OutputCapture
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.meter import SAMPLE_S, Meter
-from services.cpu_manager.sandbox.protocol import EndedBy, Exit, Limits
+from services.cpu_manager.sandbox.protocol import EndedBy, Exit, JobCut, Limits
 from services.cpu_manager.sandbox.spares import Spare
 from services.cpu_manager.sandbox.usage import Usage, UsageSampler
 from services.cpu_manager.sandbox.walls import syscalls
@@ -62,16 +62,17 @@ class JobRun:
         self._timers: list[asyncio.TimerHandle] = []
 
     async def run(self, requests: tuple[bytes, bytes], stdin: int, program_file: int, *, reports: bool) -> Exit:
-        """Send both requests and wait for the end. Cancelled: kill the tree, wait for its end, and raise."""
+        """Send both requests and wait for the end. Cancelled: kill the tree, wait for its end, raise with a JobCut."""
         try:
             self._loop.add_reader(self._control.fileno(), self._readable)
             self._send(requests, stdin, program_file, reports=reports)
             self._after(_START_S, self._start_timed_out)
             self._after(_READ_OUTPUT_S, self._read_output)
             await asyncio.shield(self._over)  # a cancellation must not end the wait for the tree's end
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             self._kill("cancelled", "cancelled by the caller")
             await self._until_over()
+            error.args = (*error.args, JobCut(self._cpu_s()))
             raise
         except OSError as error:
             self._kill("lost", f"the cell accepts no request: {error}")
@@ -280,6 +281,11 @@ class JobRun:
             self._loop.remove_reader(self._spare.pidfd)
         return [capture.finish() for capture in self._captures]
 
+    def _cpu_s(self) -> float:
+        """CPU seconds of the tree, as far as measured."""
+        ended, usage = self._ended, self._meter.usage
+        return usage.cpu_s if self._meter.exact or not ended else max(ended.cpu_s, usage.cpu_s)
+
     def _exit(self, outputs: list[bytes]) -> Exit:
         ended, usage = self._ended, self._meter.usage
         ended_by, code, number = self._verdict()
@@ -298,7 +304,7 @@ class JobRun:
             report=report,
             files={name: bytes(content) for name, content in self._files.items()},
             wall_s=wall_s,
-            cpu_s=usage.cpu_s if exact or not ended else max(ended.cpu_s, usage.cpu_s),
+            cpu_s=self._cpu_s(),
             peak_memory_bytes=usage.peak_bytes if exact or not ended else max(ended.peak_bytes, usage.peak_bytes),
             detail=self._detail,
         )

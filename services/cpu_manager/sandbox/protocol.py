@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import PurePosixPath
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -94,13 +94,20 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """For people: why a job was lost, or which limit it exceeded."""
 
 
+class JobCut(NamedTuple):
+    """Argument of the CancelledError of a job that was cut. It is no subclass: asyncio's timeouts compare the type."""
+
+    cpu_s: float
+
+
 class Sandbox(Protocol):
     """Runner of jobs on a node. Implemented by `LocalSandbox`; in unit tests by `FakeSandbox`."""
 
     async def run(self, job: Job, cores: frozenset[int]) -> Exit:
         """Run one job on exactly these cores and wait for its end.
 
-        Cancelling this coroutine kills the whole tree before it returns (CancelledError is re-raised).
+        Cancelling this coroutine kills the whole tree before it returns. The CancelledError has a `JobCut` among its
+        arguments if the job had begun.
         Does not raise for what the program does; our own failures are returned as `ended_by="lost"`.
         """
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.grading import TenantSandbox
-from services.cpu_manager.sandbox.protocol import PythonJob
+from services.cpu_manager.sandbox.protocol import Exit, Job, JobCut, PythonJob
 from tests.services.cpu_manager.node_parts import NodeParts, Params, grant, turns
 
 
@@ -59,6 +60,50 @@ async def test_a_grader_receives_its_limit_its_tenant_and_its_sandbox(parts: Nod
     (job,) = parts.sandbox.jobs
     assert isinstance(job, PythonJob)
     assert job.zygote == "math@ada"
+
+
+@pytest.fixture
+def cut(parts: NodeParts, monkeypatch: pytest.MonkeyPatch) -> NodeParts:
+    """The grader runs a job of 1.5 CPU seconds, then one that is cut after 0.25."""
+
+    async def run(job: Job, cores: frozenset[int]) -> Exit:
+        parts.sandbox.jobs.append(job)
+        if len(parts.sandbox.jobs) == 1:
+            return Exit(ended_by="exit", exit_code=0, cpu_s=1.5)
+        try:
+            await parts.grader.go.wait()
+        except asyncio.CancelledError as error:
+            error.args = (JobCut(0.25),)
+            raise
+        raise AssertionError("it is cut")
+
+    async def grade(params: Params, context: GradingContext) -> Verdict:
+        for _ in range(2):
+            await context.sandbox.run(PythonJob(source="pass"), context.cores)
+        raise AssertionError("it is cut")
+
+    monkeypatch.setattr(parts.sandbox, "run", run)
+    monkeypatch.setattr(parts.grader, "grade", grade)
+    return parts
+
+
+async def test_a_revoked_attempt_reports_what_it_has_used(cut: NodeParts) -> None:
+    cut.attempts.accept(grant())
+    await turns()
+    cut.attempts.revoke("a", 1)
+
+    (outcome,) = await cut.settled()
+    assert (outcome.result.status, outcome.result.usage) == ("cancelled", {"cpu_s": 1.75})
+
+
+async def test_an_attempt_that_the_stop_cuts_is_lost_and_reports_what_it_has_used(cut: NodeParts) -> None:
+    cut.attempts.accept(grant())
+    await turns()
+    await cut.attempts.stop()
+
+    (outcome,) = cut.finished()
+    result = outcome.result
+    assert (result.status, result.reason, result.usage) == ("lost", "the node is stopping", {"cpu_s": 1.75})
 
 
 # ---- failures ------------------------------------------------------------------------------------------------------

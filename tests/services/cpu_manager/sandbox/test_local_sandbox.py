@@ -8,7 +8,7 @@ import time
 import pytest
 
 from services.cpu_manager.sandbox.local import LocalSandbox
-from services.cpu_manager.sandbox.protocol import ExecJob, Limits, PythonJob
+from services.cpu_manager.sandbox.protocol import ExecJob, JobCut, Limits, PythonJob
 from services.cpu_manager.sandbox.rungs import Rung
 from tests.services.cpu_manager.sandbox.cells import CORE, nothing_left
 
@@ -192,6 +192,18 @@ async def test_cancelling_kills_the_tree_before_it_returns(sandbox: LocalSandbox
     with pytest.raises(asyncio.CancelledError):
         await running
     await nothing_left(sandbox)
+
+
+async def test_a_job_that_is_cut_reports_what_it_has_used(sandbox: LocalSandbox) -> None:
+    job = PythonJob(source="import time\nwhile time.process_time() < 30: pass")
+    running = asyncio.create_task(sandbox.run(job, CORE))
+    await asyncio.sleep(1.0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError) as cut:
+        await running
+    (used,) = cut.value.args
+    assert isinstance(used, JobCut)
+    assert 0.05 < used.cpu_s < 30
 
 
 async def test_cancelling_at_once_leaves_nothing(sandbox: LocalSandbox) -> None:

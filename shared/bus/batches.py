@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -59,6 +60,8 @@ class EnvironmentCounts(NamedTuple):
     answered: int
     masked: dict[str, tuple[int, str]]
     """How it ended -> (count, newest reason)."""
+    used: Mapping[str, float] = {}
+    """Sums of their usage, by name."""
 
 
 _OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict"}
@@ -158,7 +161,8 @@ async def read_environments(redis: Redis, batch: str) -> EnvironmentCounts | Non
         for field, reason in fields.items()
         if (ended := field.removeprefix("why:")) != field
     }
-    return EnvironmentCounts(int(fields["answered"]), masked)
+    used = {name: float(amount) for field, amount in fields.items() if (name := field.removeprefix("used:")) != field}
+    return EnvironmentCounts(int(fields["answered"]), masked, used)
 
 
 def _stored(name: str, fields: dict[bytes, bytes]) -> StoredBatch:

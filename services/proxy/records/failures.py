@@ -39,12 +39,12 @@ async def environments(redis: Redis, batch: str) -> EnvironmentProgress | None:
     found = await with_retries(read, what="reading a batch", limit_s=RETRY_LIMIT_S)
     if found is None:
         return None
-    answered, masked = found
+    answered, masked, used = found
     count = sum(each for each, _ in masked.values())
     return EnvironmentProgress(
         answered=answered,
         masked=count,
         masked_share=share(count, answered),
         failures=kinds(masked, answered),
-        usage={name: float(sum_) for field, sum_ in fields.items() if (name := field.removeprefix("used:")) != field},
+        usage=dict(used),
     )

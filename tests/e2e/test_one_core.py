@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import psutil
 import pytest
 
-from tests.e2e.replicas import Mesh, one_core_mesh, until
+from tests.e2e.replicas import LEASE_S, Mesh, one_core_mesh, until
 from tests.e2e.trainer import Json, Trainer, trainer_at
 
 WAIT_S = 60
@@ -87,3 +87,21 @@ def marked(mark: str) -> list[int]:
     """Processes of this machine that go by this name."""
     processes = psutil.process_iter(["cmdline"])
     return [process.pid for process in processes if (process.info["cmdline"] or [""])[0] == mark]
+
+
+async def test_tenants_with_weights_share_the_core_by_them(trainers: tuple[Trainer, Trainer]) -> None:
+    """Of weights 3 and 1, the one has about three quarters of the first answers while both wait."""
+    big, small = trainers
+    for trainer in trainers:  # before its duration is learned, an action is charged its timeout
+        await finished(trainer, await submit(trainer, holding(0.05)))
+    blocker = await submit(big, holding(600))
+    assert (await big.call("PUT", "/v1/tenants/big", json={"weight": 3.0}))[0] == 200
+    await asyncio.sleep(2 * LEASE_S)  # the leader reads changes three times a lease
+    many = [await submit(big, holding(0.05)) for _ in range(2 * MANY)]
+    others = [await submit(small, holding(0.05)) for _ in range(2 * MANY)]
+    assert (await big.call("DELETE", f"/v1/actions/{blocker}"))[0] in (200, 202)
+    ended = {name: await finished(big if name in many else small, name) for name in [*many, *others]}
+    assert (await big.call("DELETE", "/v1/tenants/big"))[0] == 204
+    first = sorted(ended, key=lambda name: ended[name]["arrived_at"] + ended[name]["act"]["total_s"])[: 2 * MANY]
+    part = sum(name in many for name in first) / len(first)
+    assert 0.6 < part < 0.9, f"{part:.0%} of the first {len(first)}"

@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,6 +219,11 @@ class Leader:
                 rule="targets" if planned else "zero queue",
             )
         self._handle(self._clock.unix(), stimuli.PlannerChecked(planned))
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Apply the weights of all tenants that have one."""
+        _log.info("tenants_weighed", tenants=len(weights))
+        self._handle(self._clock.unix(), stimuli.WeightsReceived(weights))
 
     def _ignore_silence(self) -> None:
         """Ignore silence while Valkey was away: no node could send anything then."""

@@ -12,6 +12,7 @@ from services.proxy.leader.leader import Leader
 from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.replicas import CHECK_S, AbsentReplicas
 from services.proxy.leader.takeover import take_over
+from services.proxy.leader.tenant_weights import TenantWeights
 from services.proxy.metrics import EPOCH, NODES, QUEUED, STUCK, UNANSWERED
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
@@ -87,12 +88,14 @@ class Leadership:
         dispatcher = Dispatcher(config, all_kinds().resources)
         recorder = self._recorder(epoch, dispatcher)
         leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s, recorder)
+        weights = TenantWeights(self._redis)
         renewing = asyncio.create_task(self._renew(epoch, interpreter), name="lease")
         tasks = [renewing]
         if recorder is not None:
             tasks.append(asyncio.create_task(recorder.run(), name="stimulus log"))
         try:
             await self._check_planner(leader)
+            await weights.refresh(leader)
             self._tail = tail = await take_over(self._redis, self._reader, leader)
             tail.stopping = self._stopping
             _log.info("leading", epoch=epoch)
@@ -100,7 +103,7 @@ class Leadership:
             EPOCH.set(epoch)
             tasks += [
                 asyncio.create_task(interpreter.run(), name="interpreter"),
-                asyncio.create_task(self._maintain(interpreter, leader, tail), name="maintenance"),
+                asyncio.create_task(self._maintain(interpreter, leader, tail, weights), name="maintenance"),
                 asyncio.create_task(self._cancel_held(interpreter, leader), name="held calls"),
                 asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher, clock), name="backlog"),
             ]
@@ -146,8 +149,8 @@ class Leadership:
             except TRANSIENT as error:
                 _log.warning("valkey_unavailable", what="renewing the lease", error=str(error))
 
-    async def _maintain(self, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:
-        """Check the planner's lease, trim outcomes, and end abandoned batches."""
+    async def _maintain(self, interpreter: Interpreter, leader: Leader, tail: Tail, weights: TenantWeights) -> None:
+        """Check the planner's lease and the tenants' weights, trim outcomes, and end abandoned batches."""
         swept = 0.0
         loop = asyncio.get_running_loop()
         while not interpreter.deposed:
@@ -157,6 +160,7 @@ class Leadership:
                 NODES.labels(state).set(count)
             try:
                 await self._check_planner(leader)
+                await weights.refresh(leader)
                 if loop.time() - swept > 10.0:
                     swept = loop.time()
                     await self._sweep(leader, tail)

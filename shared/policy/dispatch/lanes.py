@@ -56,10 +56,20 @@ class Lanes:
 
     def to_serve(self) -> list[tuple[Pool, Lane]]:
         """Lanes to serve in this round, by pool and lane in the order of their creation."""
+        if len(self.awake) == 1:
+            return self._only()
         empty = [key for key, (_, lane) in self.awake.items() if not lane.queue]
         for key in empty:
             del self.awake[key]
         return sorted(self.awake.values(), key=lambda one: (one[0].number, one[1].number))
+
+    def _only(self) -> list[tuple[Pool, Lane]]:
+        """The one lane that is awake. A mesh that is not saturated has no other."""
+        one = next(iter(self.awake.values()))
+        if one[1].queue:
+            return [one]
+        self.awake.clear()
+        return []
 
     def _leave(self, key: LaneKey, lane: Lane) -> None:
         lanes = self.asleep[lane.node]

@@ -45,15 +45,15 @@ def places(
     nodes = _scanned(cluster, pool, lane)
     if action.begins:
         nodes = _with_units(cluster, pool, action.pool_units) if nodes is None else nodes
+        nodes = [node for node in nodes if node.name not in but] if but else nodes
         while (best := place_environment(nodes, action, pool.resource, now)) is not None:
-            if best.name not in but:
-                yield best
+            yield best
             nodes = [node for node in nodes if node is not best]
     elif nodes is not None or not cluster.nodes.are_plain(pool):
         nodes, work = cluster.nodes.of(pool, lane), action.work
+        nodes = [node for node in nodes if node.name not in but] if but else nodes
         while (best := place(nodes, action.request.id, work.kind, action.units, pool.resource)) is not None:
-            if best.name not in but:
-                yield best
+            yield best
             nodes = [node for node in nodes if node is not best]
     else:
         yield from _ranked_places(cluster, pool, action, but)

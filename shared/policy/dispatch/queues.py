@@ -6,7 +6,7 @@ trajectory, or postponed).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isclose
 
@@ -187,6 +187,11 @@ class Queues:
             if action is not None and not action.parked:
                 self.remove(action)
                 self.enqueue(action)
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Set the weights of all tenants; others have the default. Virtual times stay, so no past is made up for."""
+        self.weights.clear()
+        self.weights.update(weights)
 
     # ---- all pools ---------------------------------------------------------------------------------------------
 

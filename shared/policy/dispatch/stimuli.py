@@ -256,6 +256,14 @@ class PlannerChecked:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsReceived:
+    """Weights of all tenants that have one; the others have weight 1. Grants from now on are charged by them."""
+
+    weights: Mapping[str, float]
+    """Tenant -> weight > 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class EstimateReceived:
     """The planner's new estimate of a batch's T: the batch's queued requests move in the order."""
 
@@ -311,6 +319,7 @@ Stimulus = (
     | ImagesReported
     | TargetReceived
     | PlannerChecked
+    | WeightsReceived
     | EstimateReceived
     | FirstArrivalRestored
     | BatchOver

@@ -79,6 +79,7 @@ class StimulusHandlers:
             stimuli.ImagesReported: self._images_reported,
             stimuli.TargetReceived: self._target_received,
             stimuli.PlannerChecked: self._planner_checked,
+            stimuli.WeightsReceived: self._weights_received,
             stimuli.EstimateReceived: self._estimate_received,
             stimuli.FirstArrivalRestored: self._first_arrival_restored,
             stimuli.BatchOver: self._batch_over,
@@ -220,6 +221,9 @@ class StimulusHandlers:
     def _planner_checked(self, _: float, planner: stimuli.PlannerChecked) -> list[Command]:
         self.cluster.queues.set_planned(planner.alive)
         return []
+
+    def _weights_received(self, _: float, received: stimuli.WeightsReceived) -> None:
+        self.cluster.queues.weigh(received.weights)
 
     def _estimate_received(self, _: float, estimate: stimuli.EstimateReceived) -> None:
         self.cluster.queues.rekey(estimate.batch, estimate.at_s)

@@ -18,6 +18,7 @@ from shared.policy.order.batchqueue import BatchQueue
 from shared.policy.order.ebf import EbfKey
 from shared.policy.order.ranked_tenants import RankedTenants
 
+DEFAULT_WEIGHT = 1.0
 LEAST_CHARGE_S = 0.001
 """Least unit-seconds that a grant costs. Otherwise work of no duration could delay other tenants forever."""
 
@@ -157,7 +158,7 @@ class FairQueue:
 
     def _cost(self, tenant: str, unit_s: float) -> float:
         """Virtual time of a grant."""
-        return max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, 1.0)
+        return max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, DEFAULT_WEIGHT)
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""

@@ -67,6 +67,14 @@ class Rankings:
     _rankings: dict[Hashable, Ranking] = field(default_factory=dict)
     """By what they rank for; the one used least recently first."""
 
+    def __getstate__(self) -> tuple[Mapping[str, Node], dict[str, None]]:
+        """State without rankings, for a log of the dispatcher: they are made again when they are used."""
+        return self.present, self.changed
+
+    def __setstate__(self, state: tuple[Mapping[str, Node], dict[str, None]]) -> None:
+        self.present, self.changed = state
+        self._log, self._rankings = [], {}
+
     def touch(self, name: str) -> None:
         """Record that a node has changed, has joined or has left."""
         self._log.append(name)

@@ -43,7 +43,7 @@ async def dispatch(bench: Bench) -> list[BenchFigure]:
     figures: list[BenchFigure] = []
 
     def measure(group: str, what: str, number: int, us: float, first: float | None) -> float:
-        bounded = {"nodes": 1000, "mixed": 1000, "tenants": 10_000}.get(group) == number
+        bounded = {"nodes": 1000, "tenants": 10_000}.get(group) == number
         target = at_most(MOST * first, f"{MOST:g} x the cost at the smallest number") if bounded and first else None
         figures.append(figure(f"dispatch.{group}.{number}", what, us, "us", target))
         bench.log(f"  {group} {number}: {us:.0f} us an action")

@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,7 +208,7 @@ class Leader:
             self._handle(now, stimulus)
 
     def restore(self, stimulus: stimuli.Restored) -> None:
-        """Pass a part of a former leader's state to the dispatcher, as a takeover reads it from the store."""
+        """Pass state that was read from the store to the dispatcher."""
         self._handle(self._clock.unix(), stimulus)
 
     def planned(self, planned: bool) -> None:
@@ -219,11 +219,6 @@ class Leader:
                 rule="targets" if planned else "zero queue",
             )
         self._handle(self._clock.unix(), stimuli.PlannerChecked(planned))
-
-    def weigh(self, weights: Mapping[str, float]) -> None:
-        """Apply the weights of all tenants that have one."""
-        _log.info("tenants_weighed", tenants=len(weights))
-        self._handle(self._clock.unix(), stimuli.WeightsReceived(weights))
 
     def _ignore_silence(self) -> None:
         """Ignore silence while Valkey was away: no node could send anything then."""

@@ -6,6 +6,10 @@ from redis.asyncio import Redis
 
 from services.proxy.leader.leader import Leader
 from shared.bus import tenants
+from shared.policy.dispatch.stimuli import WeightsReceived
+from shared.runtime import log
+
+_log = log.get(__name__)
 
 
 class TenantWeights:
@@ -19,5 +23,7 @@ class TenantWeights:
         """Pass the weights to the leader if they have changed since the last call. One small read if not."""
         changes = await tenants.count_changes(self._redis)
         if changes != self._changes:
-            leader.weigh(await tenants.read_weights(self._redis))
+            weights = await tenants.read_weights(self._redis)
+            leader.restore(WeightsReceived(weights))
+            _log.info("tenants_weighed", tenants=len(weights))
             self._changes = changes

@@ -38,7 +38,7 @@ class ClusterState:
     """Serial of the newest grant."""
 
     def __post_init__(self) -> None:
-        self.prefetch = Prefetch(self.nodes.rankings.touch)
+        self.prefetch = Prefetch(self.nodes.rankings)
         self.environments = EnvironmentPlacements(self.nodes)
         self.queues = Queues(self.durations, self.trajectories, self.environments)
 

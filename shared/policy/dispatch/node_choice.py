@@ -12,7 +12,8 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -33,7 +34,7 @@ FEW: Final = 16
 
 
 def places(
-    cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState, now: float, but: Container[str] = ()
+    cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState, now: float, but: AbstractSet[str] = frozenset()
 ) -> Iterator[Node]:
     """Yield the nodes where the action can start now, the best first. `action.units` may change between two of them.
 
@@ -73,7 +74,7 @@ def _with_units(cluster: ClusterState, pool: Pool, units: int) -> list[Node]:
     return [cluster.nodes.present[name] for name in sorted(name for _, name in entries[:end])]
 
 
-def _ranked_places(cluster: ClusterState, pool: Pool, action: ActionState, but: Container[str]) -> Iterator[Node]:
+def _ranked_places(cluster: ClusterState, pool: Pool, action: ActionState, but: AbstractSet[str]) -> Iterator[Node]:
     """Yield nodes in the order of `place`. Those that have the pool's resource free and lack another one are passed."""
     present, resource, name = cluster.nodes.present, pool.resource, action.request.id
     walks = []

@@ -87,7 +87,7 @@ class Nodes:
         self.present[node.name] = node
         insort(self._by_class.setdefault(node.node_class, []), node, key=_by_name)
         self._kinds.setdefault(node.node_class, Counter())[node.kinds] += 1
-        node.report_change = self.rankings.touch
+        node.changes = self.rankings
         self._changed(node)
 
     def offer(self, node: Node, kinds: frozenset[str]) -> None:

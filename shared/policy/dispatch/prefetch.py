@@ -16,12 +16,12 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from shared.policy.dispatch.action_state import ActionState
-from shared.policy.resources.ledger import Node
+from shared.policy.resources.ledger import ChangeLog, Node
 
 HORIZON_S: Final = 0.02
 """Longest expected wait in a node queue, and longest expected duration of work that is prefetched or waited for."""
@@ -44,8 +44,8 @@ class NodeQueue:
 class Prefetch:
     """Queues of all nodes, and the units on each that short work holds."""
 
-    report_change: Callable[[str], None]
-    """Receives the name of a node whose queue or short work has changed."""
+    changes: ChangeLog
+    """Log of nodes whose queue or short work has changed."""
     queues: dict[str, NodeQueue] = field(default_factory=dict)
     """Node -> its queue; no entry for an empty queue."""
     short: dict[str, int] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Prefetch:
         if action.expected_s <= HORIZON_S and action.pool_units:
             action.short = True
             self.short[action.node] = self.short.get(action.node, 0) + action.pool_units
-            self.report_change(action.node)
+            self.changes.touch(action.node)
 
     def uncount_short(self, action: ActionState) -> None:
         """Stop counting an action as short: it has ended, or has run longer than expected."""
@@ -65,14 +65,14 @@ class Prefetch:
             self.short[action.node] -= action.pool_units
             if not self.short[action.node]:
                 del self.short[action.node]
-            self.report_change(action.node)
+            self.changes.touch(action.node)
 
     def add(self, action: ActionState) -> None:
         """Add an action to the queue of its node."""
         queue = self.queues.setdefault(action.node, NodeQueue())
         queue.actions[action.request.id] = action
         queue.expected_s += action.expected_s
-        self.report_change(action.node)
+        self.changes.touch(action.node)
         action.prefetched = True
 
     def remove(self, action: ActionState) -> None:
@@ -83,7 +83,7 @@ class Prefetch:
         action.prefetched = False
         if not queue.actions:
             del self.queues[action.node]
-        self.report_change(action.node)
+        self.changes.touch(action.node)
 
     def first(self, node: Node) -> ActionState | None:
         """Return the action that the node starts next."""

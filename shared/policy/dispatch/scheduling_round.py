@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -198,7 +199,7 @@ class SchedulingRound:
         """Return the node where the action may start now, if any."""
         if action.parked:
             return self._place_parked(action)
-        waits: Container[str] = ()
+        waits: AbstractSet[str] = frozenset()
         if action.scales:
             action.units = action.work.units  # decided anew each time
             waits = self.waits

@@ -292,8 +292,8 @@ class TickPassed:
     """Time has passed: deadlines, silent nodes, overdue grants and linger windows are due. A few times a second."""
 
 
-Restored = ActionRestored | FirstArrivalRestored | PlacementRestored | TrajectoryRestored
-"""Parts of a former leader's state, as a takeover reads them from the store."""
+Restored = ActionRestored | FirstArrivalRestored | PlacementRestored | TrajectoryRestored | WeightsReceived
+"""State that is read from the store: at a takeover, and weights also when they have changed."""
 
 Stimulus = (
     RequestsSubmitted

@@ -9,15 +9,27 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from shared.policy.resources.residency import Residency
 from shared.policy.resources.resource import PLAIN, Resource, Specs
 
 
-def _ignore(_name: str) -> None:
-    """Report of a change that nothing follows."""
+class ChangeLog(Protocol):
+    """Receiver of the names of nodes that have changed in a way that a decision may depend on."""
+
+    def touch(self, name: str) -> None:
+        """Record that a node has changed."""
+        ...
+
+
+class NoChangeLog:
+    """Log of a node that nothing follows."""
+
+    def touch(self, name: str) -> None:
+        """Ignore a change."""
 
 
 def environment(trajectory: str) -> str:
@@ -73,8 +85,8 @@ class Node:
     asked_s: float = float("-inf")
     images: Residency = field(default_factory=Residency)
     """Images of its container engine."""
-    report_change: Callable[[str], None] = field(default=_ignore, repr=False, compare=False)
-    """Receives its name after each change that a decision may depend on, so that rankings stay up to date."""
+    changes: ChangeLog = field(default_factory=NoChangeLog, repr=False, compare=False)
+    """Log of the rankings that follow it."""
 
     def __post_init__(self) -> None:
         self.resources = {}
@@ -148,7 +160,7 @@ class Node:
                 spec = self.specs.get(name, PLAIN)
                 known = self.resources[name] = spec.make(0, spec)
             known.take(count, holder)
-        self.report_change(self.name)
+        self.changes.touch(self.name)
 
     def give_back(self, units: Mapping[str, int], holder: str) -> None:
         """Give back what a holder has taken."""
@@ -157,7 +169,7 @@ class Node:
             known = self.resources[name]
             assert count <= known.used, f"{self.name}: more {name} given back than taken"
             known.give_back(count, holder)
-        self.report_change(self.name)
+        self.changes.touch(self.name)
 
     def rearrange(self, resource: str, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """Change the units of several holders: all give back theirs, then those of `after` take, in its order."""
@@ -166,24 +178,24 @@ class Node:
             known.give_back(units, holder)
         for holder, units in after.items():
             known.take(units, holder)
-        self.report_change(self.name)
+        self.changes.touch(self.name)
 
     def own(self, resource: str, units: int) -> None:
         """Set the units that it owns of a scaled resource."""
         self.resources[resource].share = units
-        self.report_change(self.name)
+        self.changes.touch(self.name)
 
     def become_ready(self) -> None:
         """Let grants be placed on it from now on."""
         self.ready = True
-        self.report_change(self.name)
+        self.changes.touch(self.name)
 
     # ---- orphans -----------------------------------------------------------------------------------------------
 
     def add_orphan(self, action: str, orphan: Orphan) -> None:
         """Add an orphan. Its units are taken already."""
         self.orphans[action] = orphan
-        self.report_change(self.name)
+        self.changes.touch(self.name)
 
     def orphan_ended(self, action: str, stage: int, attempt: int) -> None:
         """Free the units of an orphan that has ended; no effect on other attempts."""

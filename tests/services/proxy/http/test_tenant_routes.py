@@ -14,6 +14,7 @@ from services.proxy.http import tenants as routes
 from services.proxy.leader.tenant_weights import TenantWeights
 from services.proxy.settings import ProxySettings
 from shared.bus import tenants
+from shared.policy.dispatch.stimuli import WeightsReceived
 from tests.services.proxy.in_process import serving
 
 
@@ -76,8 +77,8 @@ async def test_the_leader_gets_the_weights_at_first_and_after_each_change(valkey
     given: list[Mapping[str, float]] = []
 
     class Recorder:
-        def weigh(self, weights: Mapping[str, float]) -> None:
-            given.append(weights)
+        def restore(self, stimulus: WeightsReceived) -> None:
+            given.append(stimulus.weights)
 
     leader: Any = Recorder()
     weights = TenantWeights(valkey)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 import pytest
 
@@ -14,6 +15,7 @@ from shared.policy.dispatch.placement import place_environment, reservation
 from shared.policy.model.formulation import Grant
 from shared.policy.resources.ledger import Node, place
 from shared.policy.resources.pools import Lane, Pool
+from shared.store.dispatch_log import DispatchLogHeader, state_of
 from tests.shared.policy.dispatch.random_history import History, history
 from tests.shared.policy.strategies import SPECS
 
@@ -27,7 +29,7 @@ def no_scans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scan_places(
-    cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState, now: float, but: Container[str] = ()
+    cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState, now: float, but: AbstractSet[str] = frozenset()
 ) -> Iterator[Node]:
     nodes = [node for node in cluster.nodes.of(pool, lane) if node.name not in but]
     while True:
@@ -85,7 +87,7 @@ def compared(made: History) -> int:
         asked = (cluster, pool, lane, action)
         chosen = [node.name for node in node_choice.places(*asked, now)]
         assert chosen == [node.name for node in scan_places(*asked, now)]
-        assert [node.name for node in node_choice.places(*asked, now, chosen[:2])] == chosen[2:]
+        assert [node.name for node in node_choice.places(*asked, now, set(chosen[:2]))] == chosen[2:]
         assert node_choice.is_possible(*asked) == scan_possible(*asked)
         expected_s = cluster.durations.expect(action)
         ahead = node_choice.place_prefetched(*asked, expected_s)
@@ -125,3 +127,16 @@ def test_decisions_are_those_of_a_dispatcher_that_scans_all_nodes_and_lanes(
         assert again.handle(now, stimulus) == commands, stimulus
     assert slept, "the history has lanes that sleep"
     assert sum(isinstance(one, Grant) for _, _, commands in made.steps for one in commands) > 100
+
+
+def test_a_dispatcher_that_is_restored_from_a_log_decides_the_same() -> None:
+    """Its state has no rankings; nodes and node queues report to the restored log of changes."""
+    made = list(history(5, nodes=10, steps=300))[-1]
+    header = DispatchLogHeader(0, 1, made.dispatcher.config, state_of(made.dispatcher))
+    again = header.dispatcher(SPECS)
+    before = len(made.steps)
+    for _ in range(200):
+        made.step()
+    for now, stimulus, commands in made.steps[before:]:
+        assert again.handle(now, stimulus) == commands
+        again.check()

@@ -24,7 +24,7 @@ def test_a_ranking_follows_all_changes(seed: int) -> None:
         node = nodes.get(name)
         event = rng.random()
         if node is None:
-            nodes[name] = Node(name, "1", "cpu", {"cores": 8}, frozenset(), report_change=rankings.touch)
+            nodes[name] = Node(name, "1", "cpu", {"cores": 8}, frozenset(), changes=rankings)
             rankings.touch(name)
         elif event < 0.05:
             del nodes[name]
@@ -47,7 +47,7 @@ def test_a_ranking_follows_all_changes(seed: int) -> None:
 def test_a_long_log_is_cleared_and_rankings_stay_right() -> None:
     node = Node("n", "1", "cpu", {"cores": 9000}, frozenset(), ready=True)
     rankings = Rankings({"n": node})
-    node.report_change = rankings.touch
+    node.changes = rankings
     ranking = rankings.get("free", lambda: most_free_first)
     for _ in range(4000):
         node.take({"cores": 1}, "")

@@ -7,7 +7,7 @@ trajectory, or postponed).
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isclose
 
 from shared.policy.dispatch.action_state import ActionState
@@ -97,6 +97,18 @@ class Queues:
         """Remove an action from its queue for good (answered, or about to be queued elsewhere)."""
         self.dequeue(action)
         self.remove_demand(action)
+
+    def prioritize(self, action: ActionState, priority: float) -> bool:
+        """Give an action another priority. Returns whether it has moved in an order; else it applies later."""
+        action.request = request = replace(action.request, priority=priority)
+        lane = action.lane
+        if request.id not in self.queued or lane is None:
+            return False
+        action.key = action.key._replace(priority=priority)
+        if not lane.queue.remove(request.tenant, request.id):
+            return False
+        self._push(lane, action)
+        return True
 
     def dequeue(self, action: ActionState) -> None:
         """Remove an action from its queue because it is on a node now. Its demand remains."""

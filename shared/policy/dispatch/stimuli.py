@@ -43,9 +43,7 @@ class ActionRestored:
 
 @dataclass(frozen=True, slots=True)
 class ActionCancelled:
-    """An action must be cancelled. A queued one is answered; a granted one is revoked and answered when the node
-    confirms.
-    """
+    """An action is cancelled: answered if it is queued, else revoked, and answered when the node confirms."""
 
     action: str
     reason: str
@@ -57,6 +55,17 @@ class BatchCancelled:
 
     batch: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityChanged:
+    """An unanswered action has another priority: lower goes first among actions of equal expected completion.
+
+    It applies while the action waits, and when it is queued again. A new leader needs it again.
+    """
+
+    action: str
+    priority: float
 
 
 # ---- attempts --------------------------------------------------------------------------------------------------------
@@ -79,10 +88,7 @@ class AttemptsEnded:
 
 @dataclass(frozen=True, slots=True)
 class ParkRequested:
-    """A running action in an environment waits for something outside: its node must park it (`parking`).
-
-    Ignored for any other action.
-    """
+    """A running action in an environment waits for something outside: its node must park it (`parking`)."""
 
     action: str
 
@@ -97,10 +103,7 @@ class AttemptParked:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequested:
-    """What a parked action has waited for is there: it needs its units again, in the order of its queue.
-
-    It may be repeated, and may come before `AttemptParked`.
-    """
+    """A parked action needs its units again. It may be repeated, and may come before `AttemptParked`."""
 
     action: str
 
@@ -296,18 +299,17 @@ Restored = ActionRestored | FirstArrivalRestored | PlacementRestored | Trajector
 """State that is read from the store: at a takeover, and weights also when they have changed."""
 
 Stimulus = (
-    RequestsSubmitted
-    | ActionRestored
+    Restored
+    | RequestsSubmitted
     | ActionCancelled
     | BatchCancelled
+    | PriorityChanged
     | AttemptStarted
     | AttemptsEnded
     | ParkRequested
     | AttemptParked
     | ResumeRequested
     | TrajectoryClosed
-    | TrajectoryRestored
-    | PlacementRestored
     | CreationReported
     | EnvironmentGone
     | ImagesForeseen
@@ -321,7 +323,6 @@ Stimulus = (
     | PlannerChecked
     | WeightsReceived
     | EstimateReceived
-    | FirstArrivalRestored
     | BatchOver
     | TickPassed
 )

@@ -60,6 +60,7 @@ class StimulusHandlers:
             stimuli.ActionRestored: self._action_restored,
             stimuli.ActionCancelled: self._action_cancelled,
             stimuli.BatchCancelled: self._batch_cancelled,
+            stimuli.PriorityChanged: self._priority_changed,
             stimuli.AttemptStarted: self._attempt_started,
             stimuli.AttemptsEnded: self._attempts_ended,
             stimuli.ParkRequested: self._park_requested,
@@ -129,6 +130,10 @@ class StimulusHandlers:
 
     def _batch_cancelled(self, now: float, one: stimuli.BatchCancelled) -> list[Command]:
         return self.registry.cancel(now, self.registry.members(one.batch), one.reason)
+
+    def _priority_changed(self, _: float, one: stimuli.PriorityChanged) -> list[Command] | None:
+        action = self.registry.actions.get(one.action)
+        return [] if action is not None and self.cluster.queues.prioritize(action, one.priority) else None
 
     # ---- attempts ----------------------------------------------------------------------------------------------
 

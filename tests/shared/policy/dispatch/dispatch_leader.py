@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shared.policy.dispatch.config import DispatchConfig
@@ -15,6 +15,7 @@ from shared.policy.dispatch.stimuli import (
     PlacementRestored,
     PlannerChecked,
     ResumeRequested,
+    Stimulus,
     TrajectoryRestored,
 )
 from shared.policy.model.formulation import (
@@ -30,7 +31,7 @@ from shared.policy.model.formulation import (
 )
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
-from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, ParkReport
+from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Inventory, ParkReport
 from tests.shared.policy.dispatch.dispatch_records import MOST_ATTEMPTS, Records
 from tests.shared.policy.strategies import SPECS, joined, reported, submitted
 
@@ -66,30 +67,30 @@ class LeaderRecords(Records):
         self.lead_reads(len(self.outcomes))
 
     def lead_reads(self, most: int) -> None:
-        """The leader continues to read: runs of outcomes together, as the service does."""
+        """The leader continues to read: runs of outcomes together, as the service does, or all in one call."""
         entries = self.outcomes[self.read : self.read + most]
         self.read += len(entries)
+        given = list(self._stimuli(entries))
+        for stimuli in [given] if self.together else [[one] for one in given]:
+            self.do(self.leader.handle(self.now, *stimuli))
+
+    def _stimuli(self, entries: Iterable[Ended | Inventory | EnvironmentEndReport | ParkReport]) -> Iterator[Stimulus]:
         ends: list[Ended] = []
         for entry in entries:
             if isinstance(entry, Ended):
                 ends.append(entry)
                 continue
-            self.do(self.leader.handle(self.now, reported(*ends)))
+            yield reported(*ends)
             ends = []
             if isinstance(entry, ParkReport):
-                one = ResumeRequested(entry.action) if entry.resuming else AttemptParked(entry.action, entry.attempt)
-                self.do(self.leader.handle(self.now, one))
-                continue
-            if isinstance(entry, EnvironmentEndReport):
-                gone = (entry.node, entry.incarnation, entry.trajectory, entry.ended, "so be it")
-                self.do(self.leader.handle(self.now, EnvironmentGone(*gone)))
-                continue
-            if entry.epoch == self.epoch:
+                yield ResumeRequested(entry.action) if entry.resuming else AttemptParked(entry.action, entry.attempt)
+            elif isinstance(entry, EnvironmentEndReport):
+                yield EnvironmentGone(entry.node, entry.incarnation, entry.trajectory, entry.ended, "so be it")
+            elif entry.epoch == self.epoch:
                 self.adopted += sum(one.parked for one in entry.held.values())
                 self.inventoried.setdefault(entry.node, set()).add(entry.incarnation)
-                account = (entry.held, entry.environments)
-                self.do(self.leader.handle(self.now, InventoryReported(entry.node, entry.incarnation, *account)))
-        self.do(self.leader.handle(self.now, reported(*ends)))
+                yield InventoryReported(entry.node, entry.incarnation, entry.held, entry.environments)
+        yield reported(*ends)
 
     def do(self, commands: Iterable[Command]) -> None:
         """Check the leader's commands and queue them for writing."""

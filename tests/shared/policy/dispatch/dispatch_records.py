@@ -55,6 +55,8 @@ class Records:
     """Parked attempts in inventories that a leader has read."""
     recalled: int = 0
     """Grants of actions that had been recalled."""
+    together: bool = False
+    """The leader handles everything that it reads in one call, with one scheduling round."""
     planned: bool = True
     """The planner's lease exists."""
     starved: int = 0

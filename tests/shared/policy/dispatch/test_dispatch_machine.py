@@ -16,6 +16,7 @@ from shared.policy.dispatch.stimuli import (
     EstimateReceived,
     ParkRequested,
     PlannerChecked,
+    PriorityChanged,
     TargetReceived,
 )
 from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, TrajectoryEnd
@@ -135,6 +136,12 @@ class MeshMachine(RuleBasedStateMachine):
         granted = {command.action for _, command in simulation.writes[before:] if isinstance(command, Grant)}
         assert granted.isdisjoint(members), "what is being cancelled is not granted on the way"
 
+    @precondition(lambda self: self.simulation.journal)
+    @rule(pick=picks, priority=st.sampled_from([-1.0, 0.0, 2.0]))
+    def prioritize(self, pick: int, priority: float) -> None:
+        name = list(self.simulation.journal)[pick % len(self.simulation.journal)]
+        self.simulation.do(self.simulation.leader.handle(self.simulation.now, PriorityChanged(name, priority)))
+
     @rule(pool=st.sampled_from(POOLS), units=st.integers(0, 9))
     def target(self, pool: str, units: int) -> None:
         self.simulation.do(self.simulation.leader.handle(self.simulation.now, TargetReceived(pool, units)))
@@ -242,6 +249,10 @@ class MeshMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 1.0, 6.0, 20.0]))
     def pass_time(self, seconds: float) -> None:
         self.simulation.pass_time(seconds)
+
+    @rule()
+    def handle_together_or_apart(self) -> None:
+        self.simulation.together ^= True
 
     @rule()
     def take_over(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -90,12 +90,15 @@ class Tail:
             topic.name, entry_id, message, int(named.get(INDEX_FIELD) or named.get(OLDER_INDEX_FIELD) or b"-1")
         )
 
-    async def batches(self) -> AsyncIterator[list[Entry[Any]]]:
-        """Yield batches of entries until stopped, also across restarts of Valkey; [] after `block_s` without any."""
+    async def batches(self, blocks: Callable[[], bool] = lambda: True) -> AsyncIterator[list[Entry[Any]]]:
+        """Yield batches of entries until stopped, also across restarts of Valkey; [] after `block_s` without any.
+
+        `blocks`: False if the reader has entries to handle. Then [] comes at once if there are no more.
+        """
         pause = 0.05
         while not self.stopping:
             try:
-                entries = await self.read()
+                entries = await self.read(block=blocks())
             except TRANSIENT as error:
                 _log.warning("valkey_unavailable", what="reading", error=str(error))
                 await asyncio.sleep(pause)

@@ -45,6 +45,7 @@ def bench(
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; a figure is their median.")] = None,
     callers: Annotated[int | None, typer.Option(min=1, help="Callers of single actions.")] = None,
     bulk: Annotated[int | None, typer.Option(min=1, help="Reward requests of a bulk batch.")] = None,
+    beside: Annotated[int | None, typer.Option(min=1, help="Lines of another tenant's bulk call.")] = None,
     results: Annotated[int | None, typer.Option(min=1, help="Results that pass through a small Valkey.")] = None,
     queued: Annotated[int | None, typer.Option(min=1, help="Actions that wait when a leader is killed.")] = None,
     peers_venv: Annotated[Path, typer.Option(help="The environment that --peers makes or uses.")] = FOLDER,
@@ -55,7 +56,7 @@ def bench(
     missed target is shown and is no error.
     """
     chosen: dict[str, Any] = {"seconds": seconds, "rounds": rounds, "callers": callers, "bulk": bulk}
-    chosen |= {"results": results, "queued": queued}
+    chosen |= {"beside": beside, "results": results, "queued": queued}
     sizes = replace(QUICK if quick else Sizes(), **{name: value for name, value in chosen.items() if value is not None})
     names = [name for name in MEASUREMENTS if not only or name in only]
     try:

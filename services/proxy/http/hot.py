@@ -7,31 +7,26 @@ import re
 from typing import Literal
 
 import msgspec
-from redis.exceptions import OutOfMemoryError
 
 from services.proxy.http.asgi import Call, HotRoute, Reply
+from services.proxy.http.bulk import post_bulk
 from services.proxy.http.deadline import read_deadline
 from services.proxy.leader.backlog import reason_of
 from services.proxy.records.batch_service import decode_reward
 from services.proxy.records.intake import Accepted, of_action
 from services.proxy.records.store import Stored
-from shared.api.requests import ActionRequest, Answer, BulkReceipt, Rejection, RewardRequest
+from shared.api.requests import ActionRequest, Answer
 from shared.bus import functions
-from shared.bus.connection import TRANSIENT, with_retries
+from shared.bus.connection import with_retries
 from shared.messages.actions import ActionSubmitted
 from shared.runtime import log
-from shared.runtime.errors import BadRequest, NotFound, Overloaded, TreadleError, from_problem
+from shared.runtime.errors import NotFound, Overloaded
 from shared.runtime.validation import decoded
 
 _log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
 _action = msgspec.json.Decoder(ActionRequest)
 _action_name = re.compile(r"[a-z0-9]{8,32}")
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Some editors put it at the beginning of every file."""
-BULK_AT_ONCE = 512
-"""Lines that are resolved before the event loop runs other tasks."""
 
 
 async def post_action(call: Call) -> Reply:
@@ -144,50 +139,6 @@ def _named(call: Call) -> str:
     if not _action_name.fullmatch(action):
         raise NotFound(kind="action", name=action[:64])
     return action
-
-
-async def post_bulk(call: Call) -> Reply:
-    """POST /v1/rewards/bulk: NDJSON, one reward request per line. A bad line does not affect the others."""
-    query = call.query("batch")
-    batch, tenant = query.get("batch"), call.tenant()
-    lines = (await call.body(call.proxy.settings.max_bulk_bytes)).removeprefix(BYTE_ORDER_MARK).split(b"\n")
-    receipt = BulkReceipt(accepted=0, repeated=0, rejected=[])
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
-        raise BadRequest(what="the body is empty: send one reward request (JSON) per line")
-    for start in range(0, len(numbered), BULK_AT_ONCE):
-        chunk = numbered[start : start + BULK_AT_ONCE]
-        ends = await asyncio.gather(*(_one_line(call, tenant, batch, *pair) for pair in chunk))
-        receipt = BulkReceipt(
-            accepted=receipt.accepted + sum(isinstance(end, Accepted) and not end.repeated for end in ends),
-            repeated=receipt.repeated + sum(isinstance(end, Accepted) and end.repeated for end in ends),
-            rejected=receipt.rejected + [end for end in ends if isinstance(end, Rejection)],
-        )
-    if len(receipt.rejected) == len(numbered) and (nowhere := _same_not_found(receipt.rejected)) is not None:
-        raise nowhere
-    return Reply(200, _encoder.encode(receipt))
-
-
-def _same_not_found(rejected: list[Rejection]) -> TreadleError | None:
-    """Return one error if all lines name the same missing thing (usually their batch); None otherwise."""
-    problem = rejected[0].problem
-    same = problem["status"] == NotFound.status and all(each.problem == problem for each in rejected)
-    return from_problem(problem) if same else None
-
-
-async def _one_line(call: Call, tenant: str, batch: str | None, number: int, line: bytes) -> Accepted | Rejection:
-    request: RewardRequest | None = None
-    try:
-        request = decode_reward(line, "the line")
-        return await call.proxy.intake.submit(await call.proxy.batches.reward(tenant, request, batch))
-    except TreadleError as error:
-        problem = error.problem()
-    except (OutOfMemoryError, *TRANSIENT):
-        raise
-    except Exception as error:  # noqa: BLE001  # a crash on one line must not affect the others
-        _log.error("line_crashed", line=number, exc_info=error)
-        problem = TreadleError().problem()
-    return Rejection(line=number, request_id=request.request_id if request else None, problem=problem)
 
 
 HOT_ROUTES = [

@@ -1,9 +1,8 @@
-"""Executes the dispatcher's commands as writes: in order, in batches, fenced by the leader's epoch."""
+"""Executes the dispatcher's commands as writes: in batches, tenants in turn, fenced by the leader's epoch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,12 +11,14 @@ from redis.asyncio import Redis
 from shared.bus import functions, trajectories
 from shared.bus.connection import with_retries
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
+from shared.policy.order.turns import NO_FLOW, TurnQueue
 from shared.runtime import log
 from shared.runtime.units import Epoch, Seconds
 
 _log = log.get(__name__)
 
-MOST_AT_ONCE = 256
+MOST_AT_ONCE, MOST_SHARED = 256, 64
+"""Writes of one flush, and of one while several tenants have writes: a new write waits for the flush under way."""
 
 
 class Discard(NamedTuple):
@@ -42,22 +43,38 @@ Answered = Callable[[Answering, bool], None]
 
 
 class Interpreter:
-    """Queue of writes in order. While a flush is under way, the next writes gather."""
+    """Queue of writes. While a flush is under way, the next writes gather.
+
+    Tenants take turns. The order stays between writes that share a name: an action, or a trajectory with its actions
+    and its environment. A write that depends on others (the request for an inventory) is put after all.
+    """
 
     def __init__(self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_batch_s: Seconds) -> None:
         self._redis = redis
         self._epoch = epoch
         self._answered = answered
         self._keep_batch_s = keep_batch_s
-        self._waiting: deque[Write] = deque()
+        self._waiting: TurnQueue[Write] = TurnQueue()
         self._more = asyncio.Event()
         self.deposed = False
         """Another leader has taken over: nothing more is written."""
 
-    def put(self, write: Write) -> None:
-        """Add a write after all earlier ones."""
-        self._waiting.append(write)
+    def put(self, write: Write, tenant: str = NO_FLOW, names: tuple[str, ...] = ()) -> None:
+        """Add a write of a tenant. It leaves after earlier writes that share a name."""
+        self._waiting.put(tenant, write, names)
         self._more.set()
+
+    def put_after_all(self, write: Write) -> None:
+        """Add a write that leaves after all earlier ones."""
+        self._waiting.put_after_all(write)
+        self._more.set()
+
+    def discard(self, entry: str, *names: str) -> None:
+        """Remove a handled journal entry after its effects, which share a name with it; without names after all."""
+        if names:
+            self.put(Discard(entry), names=names)
+        else:
+            self.put_after_all(Discard(entry))
 
     async def run(self) -> None:
         """Flush until deposed."""
@@ -79,20 +96,21 @@ class Interpreter:
             _log.warning("deposed", epoch=self._epoch)
 
     def _next(self) -> list[Write]:
-        """Return the next writes, in order.
+        """Return the next writes, tenants in turn.
 
         A flush writes failed creations before grants. One flush must not contain both a grant and a later failed
         creation for the same trajectory.
         """
         batch: list[Write] = []
         begun: set[str] = set()
-        while self._waiting and len(batch) < MOST_AT_ONCE:
-            write = self._waiting[0]
+        most = MOST_SHARED if self._waiting.shared else MOST_AT_ONCE
+        while self._waiting and len(batch) < most:
+            write = self._waiting.peek()
             if isinstance(write, Forget) and write.trajectory in begun:
                 break
             if isinstance(write, Granting) and write.trajectory:
                 begun.add(write.trajectory)
-            batch.append(self._waiting.popleft())
+            batch.append(self._waiting.pop())
         return batch
 
     async def _write(self, batch: list[Write]) -> None:

@@ -13,18 +13,14 @@ from typing import Any
 
 import msgspec
 
+from services.proxy.leader.arrivals import ActionOwner, Arrivals, names_of, names_of_request
 from services.proxy.leader.interpreter import Discard, Forget, Interpreter
 from services.proxy.leader.messages import to_stimuli
 from services.proxy.leader.nodes import NodeRegistry
 from services.proxy.leader.recording import DispatchRecorder
-from services.proxy.leader.requests import (
-    to_end,
-    to_granted,
-    to_request,
-    unschedulable,
-)
-from services.proxy.metrics import ACT, ANSWERED, QUEUEING, USED
-from services.proxy.records.answering import compose, is_masked, reports, usage_of
+from services.proxy.leader.requests import to_end, to_granted, to_request, unschedulable
+from services.proxy.metrics import ACT, ANSWERED, USED
+from services.proxy.records.answering import compose, is_masked, observe_queueing, reports, usage_of
 from services.proxy.records.failures import MOST_REASON
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Answering, Granting
@@ -37,12 +33,7 @@ from shared.messages.environments import TRAJECTORIES
 from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES
-from shared.messages.outcomes import (
-    OUTCOMES,
-    EnvironmentEnded,
-    Finished,
-    InventoryTaken,
-)
+from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken
 from shared.messages.targets import COMPLETIONS, TARGETS, TargetSet
 from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -111,11 +102,17 @@ class Leader:
     async def run(self, tail: Tail) -> None:
         """Lead until the tail is stopped or another leader has taken over."""
         self._read = self._clock.unix()
-        async for entries in tail.batches():
+        arrivals = Arrivals(self._owner)
+        async for entries in tail.batches(blocks=lambda: not arrivals):
             if self._interpreter.deposed:
                 return
             self._ignore_silence()
-            self.take(entries)
+            arrivals.put(entries)
+            self.take(arrivals.take())
+
+    def _owner(self, action: str) -> ActionOwner:
+        kept = self.unanswered.get(action)
+        return ActionOwner() if kept is None else ActionOwner(kept.submitted.tenant, names_of(kept.submitted))
 
     def take(self, entries: list[Entry[Any]]) -> None:
         """Handle the entries of one read. Runs of one kind go to the dispatcher together."""
@@ -132,7 +129,7 @@ class Leader:
                     self._submit(now, submitted)
                     submitted = []
                     self._cancel(now, entry.message)
-                    self._interpreter.put(Discard(entry.id))
+                    self._interpreter.discard(entry.id, *names_of_request(entry.message))
                 case UnreadableEntry():
                     self._refuse(entry)
                 case InventoryTaken() | EnvironmentEnded():
@@ -256,18 +253,20 @@ class Leader:
                     revoked = Revoked(
                         action=command.action, epoch=self._epoch, attempt=command.attempt, recall=command.recall
                     )
-                    self._send(command.node, revoked)
+                    self._send(command.node, revoked, self._owner(command.action).tenant, (command.action,))
                 case AskInventory():
-                    self._send(command.node, InventoryRequested(epoch=self._epoch))
+                    self._ask_inventory(command.node)
                 case SetShare():
                     share = ShareSet(epoch=self._epoch, resource=command.resource, units=command.units)
                     self._send(command.node, share)
                 case CloseEnvironment():
-                    self._send(command.node, EnvironmentClosed(epoch=self._epoch, trajectory=command.trajectory))
+                    closed = EnvironmentClosed(epoch=self._epoch, trajectory=command.trajectory)
+                    self._send(command.node, closed, names=(command.trajectory,))
                 case PullImage():
                     self._send(command.node, ImageRequested(epoch=self._epoch, image=command.image))
                 case ForgetTrajectory():
-                    self._interpreter.put(Forget(command.trajectory, command.ended, command.reason))
+                    forget = Forget(command.trajectory, command.ended, command.reason)
+                    self._interpreter.put(forget, names=(command.trajectory,))
 
     def _grant(self, grant: Grant) -> None:
         topic, submitted = self.nodes.topic(grant.node), self.unanswered[grant.action].submitted
@@ -278,18 +277,24 @@ class Leader:
         if grant.begins and submitted.environment is not None:
             placement = StoredPlacement(grant.node, all_kinds().lasting_units(submitted.environment))
             granting = granting._replace(trajectory=submitted.trajectory, placement=pack(placement))
-        self._interpreter.put(granting)
+        self._interpreter.put(granting, submitted.tenant, names_of(submitted))
 
     def _advance(self, advance: Advance) -> None:
         kept = self.unanswered[advance.action]
-        acts = _json.encode(reports(advance.acts))
-        self._interpreter.put(Advancing(advance.action, advance.stage, acts, kept.outcome))
+        advancing = Advancing(advance.action, advance.stage, _json.encode(reports(advance.acts)), kept.outcome)
+        self._interpreter.put(advancing, kept.submitted.tenant, names_of(kept.submitted))
         kept.outcome = ""
 
-    def _send(self, node: str, message: GrantMessage) -> None:
+    def _send(self, node: str, message: GrantMessage, tenant: str = "", names: tuple[str, ...] = ()) -> None:
         topic = self.nodes.topic(node)
         if topic is not None:
-            self._interpreter.put(Granting(topic.name, topic.encode(message)))
+            self._interpreter.put(Granting(topic.name, topic.encode(message)), tenant, names)
+
+    def _ask_inventory(self, node: str) -> None:
+        """Request an inventory after all earlier grants, which it must contain."""
+        topic = self.nodes.topic(node)
+        if topic is not None:
+            self._interpreter.put_after_all(Granting(topic.name, topic.encode(InventoryRequested(epoch=self._epoch))))
 
     def _answer(self, answer: AnswerAction) -> None:
         kept = self.unanswered.pop(answer.action)
@@ -299,7 +304,7 @@ class Leader:
         ACT.observe(now - arrived_s)
         USED.add(usage := usage_of(answer))
         submitted = kept.submitted
-        self._observe_queueing(submitted, answer)
+        observe_queueing(submitted, answer)
         unqueued_s = sum(act.execution_s + act.parked_s for act in answer.acts)
         unqueued_end_s = arrived_s + answer.execution_s + answer.parked_s + unqueued_s
         answering = Answering(
@@ -316,14 +321,7 @@ class Leader:
         )
         if submitted.trajectory and is_masked(answer):
             answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")
-        self._interpreter.put(answering)
-
-    def _observe_queueing(self, submitted: ActionSubmitted, answer: AnswerAction) -> None:
-        """Observe queueing of every stage with a verdict, and of the stage in which the action ended."""
-        queued = {act.name: act.queue_s for act in answer.acts}
-        for stage in submitted.stages[: len(answer.acts) + 1]:
-            if stage.name in queued or answer.queue_s:
-                QUEUEING.observe(stage.pool, stage.name, queued.get(stage.name, answer.queue_s))
+        self._interpreter.put(answering, submitted.tenant, names_of(submitted))
 
 
 LEADER_STREAMS = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, OUTCOMES)

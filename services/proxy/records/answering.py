@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from services.proxy.metrics import QUEUEING
 from shared.api.requests import Act, Answer, StageReport
 from shared.messages.actions import ActionSubmitted
 from shared.policy.model.formulation import INFRASTRUCTURE_FAILURES, AnswerAction, StageAct
@@ -111,3 +112,11 @@ def _score(submitted: ActionSubmitted, answer: AnswerAction, result: AttemptResu
     met = answer.acts[-1].name if answer.acts else ""  # the stage that timed out
     own = next((stage.timeout_score for stage in submitted.stages if stage.name == met), None)
     return submitted.timeout_score if own is None else own
+
+
+def observe_queueing(submitted: ActionSubmitted, answer: AnswerAction) -> None:
+    """Observe queueing of every stage with a verdict, and of the stage in which the action ended."""
+    queued = {act.name: act.queue_s for act in answer.acts}
+    for stage in submitted.stages[: len(answer.acts) + 1]:
+        if stage.name in queued or answer.queue_s:
+            QUEUEING.observe(stage.pool, stage.name, queued.get(stage.name, answer.queue_s))

@@ -169,6 +169,10 @@ class BatchService:
             return shown.model_copy(update={"state": now, "ended_at": shown.ended_at or self._clock.unix()})
         return await self.view(batch)
 
+    def is_known(self, request: RewardRequest, default_batch: str | None = None) -> bool:
+        """Return whether `reward` can resolve the request without a read."""
+        return (request.batch or default_batch) in self._workflows and not self._ids.looks_up
+
     async def reward(self, tenant: str, request: RewardRequest, default_batch: str | None = None) -> ActionSubmitted:
         """Return a reward request as the journal stores it, with its workflow's stages filled in.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
+
+from shared.policy.order.turns import NO_FLOW, TurnQueue
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
@@ -16,34 +17,56 @@ class Batcher(Generic[Item, Reply]):
 
     There are no timers. The first item leaves at once; items that arrive meanwhile leave together right after. So an
     idle mesh answers at the latency of one round trip, and a busy one pays one round trip for up to `most` items.
+    Items of several flows leave in turn (`shared.policy.order.turns`).
     """
 
-    def __init__(self, flush: Callable[[list[Item]], Awaitable[Sequence[Reply]]], *, most: int = 256) -> None:
-        """`flush` gets 1..`most` items and returns one reply each, in order. All of its callers get its exception."""
+    def __init__(
+        self,
+        flush: Callable[[list[Item]], Awaitable[Sequence[Reply]]],
+        *,
+        most: int = 256,
+        most_shared: int | None = None,
+    ) -> None:
+        """Store the parts. No flush begins.
+
+        Args:
+            flush: gets 1..`most` items and returns one reply each, in order. All of its callers get its exception.
+            most: items of one flush.
+            most_shared: the same while several flows are present, because a new item waits for the flush under way;
+                None: `most`.
+        """
         self._flush = flush
         self._most = most
-        self._waiting: deque[tuple[Item, asyncio.Future[Reply]]] = deque()
+        self._most_shared = most_shared or most
+        self._waiting: TurnQueue[tuple[Item, asyncio.Future[Reply]]] = TurnQueue()
         self._flusher: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, item: Item) -> asyncio.Future[Reply]:
-        """Add an item. The future gets its reply."""
+    @property
+    def shared(self) -> bool:
+        """True if several flows are present."""
+        return self._waiting.shared
+
+    def put(self, item: Item, flow: str = NO_FLOW) -> asyncio.Future[Reply]:
+        """Add an item. The future gets its reply. If it is cancelled before the item leaves, the item is dropped."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+        self._waiting.put(flow, (item, future))
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._run(), name="batcher")
         return future
 
-    async def call(self, item: Item) -> Reply:
+    async def call(self, item: Item, flow: str = NO_FLOW) -> Reply:
         """Add an item and wait for its reply."""
-        return await self.put(item)
+        return await self.put(item, flow)
 
     async def _run(self) -> None:
         try:
             while self._waiting:
-                taken = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
+                taken = self._next()
+                if not taken:
+                    continue
                 try:
                     replies = await self._flush([item for item, _ in taken])
                     if len(replies) != len(taken):
@@ -59,3 +82,12 @@ class Batcher(Generic[Item, Reply]):
                         future.set_result(reply)
         finally:
             self._flusher = None
+
+    def _next(self) -> list[tuple[Item, asyncio.Future[Reply]]]:
+        most = self._most_shared if self._waiting.shared else self._most
+        taken: list[tuple[Item, asyncio.Future[Reply]]] = []
+        while self._waiting and len(taken) < most:
+            pair = self._waiting.pop()
+            if not pair[1].done():
+                taken.append(pair)
+        return taken

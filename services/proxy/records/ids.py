@@ -61,6 +61,11 @@ class Ids:
 
         return cls(redis, clock, await with_retries(read, what="reading the key of ids", limit_s=30.0))
 
+    @property
+    def looks_up(self) -> bool:
+        """True while ids of an older version are looked up."""
+        return self._clock.unix() < self._key.older_until
+
     async def of(self, tenant: str, task: str, place: str, request_id: str | None) -> str:
         """Return the id of an action. The same request id in the same place gives the same id, so a repeat finds it.
 
@@ -72,7 +77,7 @@ class Ids:
         if request_id is None:
             return random_id()
         scope = f"{tenant}\x00{task}\x00{place}\x00{request_id}".encode()
-        if self._clock.unix() < self._key.older_until:
+        if self.looks_up:
             older = "r" + blake2b(scope, digest_size=ID_BYTES).hexdigest()
             if await self._is_known(older, place):
                 return older

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.runtime.errors import Conflict, NotFound, Overloaded, TreadleError
 from shared.runtime.units import Seconds
 
+MOST_AT_ONCE, MOST_SHARED = 256, 32
+"""Submissions in one round trip, and in one while several tenants submit."""
 NO_TRAJECTORY = "it was never opened, or ended long ago"
 
 
@@ -45,7 +48,7 @@ def digest_of(stages: Sequence[StageWork], priority: float) -> bytes:
 
 
 class Intake:
-    """Journals submissions, many in one round trip."""
+    """Journals submissions, many in one round trip. Tenants take turns."""
 
     def __init__(
         self, redis: Redis, *, max_journal: int, limit_s: Seconds, disk: StoreDisk, memory: ValkeyMemory
@@ -56,7 +59,7 @@ class Intake:
         self._memory = memory
         self._max_journal = max_journal
         self._limit_s = limit_s
-        self._batcher: Batcher[Submission, Receipt] = Batcher(self._flush, most=256)
+        self._batcher: Batcher[Submission, Receipt] = Batcher(self._flush, most=MOST_AT_ONCE, most_shared=MOST_SHARED)
         self._counted = {outcome: SUBMITTED.labels(outcome) for outcome in ("accepted", "repeated", "rejected")}
 
     async def submit(self, submitted: ActionSubmitted) -> Accepted:
@@ -68,16 +71,46 @@ class Intake:
             Overloaded: a bound is reached. Nothing was accepted.
             Unavailable: Valkey did not answer in time. The action may be accepted: repeat it with the same id.
         """
-        receipt = await self._batcher.call(
-            Submission(
-                submitted.action,
-                digest_of(submitted.stages, submitted.priority),
-                submitted.batch,
-                ACTIONS.encode(submitted),
-                submitted.trajectory,
-                submitted.tenant,
-            )
+        return self._accepted(submitted, await self._put(submitted))
+
+    async def submit_all(self, submissions: Sequence[ActionSubmitted]) -> list[Accepted | Exception]:
+        """Journal the actions of one call; return for each what `submit` would return or raise.
+
+        Costs less than as many calls of `submit`, because no task is created. If it is cancelled, actions that have not
+        been sent to Valkey are dropped.
+        """
+        receipts = [self._put(submitted) for submitted in submissions]
+        try:
+            if receipts:
+                await asyncio.wait(receipts)
+        finally:
+            for receipt in receipts:
+                receipt.cancel()  # without effect on receipts that have arrived
+        ends: list[Accepted | Exception] = []
+        for submitted, receipt in zip(submissions, receipts, strict=True):
+            try:
+                ends.append(self._accepted(submitted, receipt.result()))
+            except Exception as error:  # noqa: BLE001  # the caller gets it
+                ends.append(error)
+        return ends
+
+    @property
+    def shared(self) -> bool:
+        """True if several tenants submit. A call with many lines should submit few at once then."""
+        return self._batcher.shared
+
+    def _put(self, submitted: ActionSubmitted) -> asyncio.Future[Receipt]:
+        submission = Submission(
+            submitted.action,
+            digest_of(submitted.stages, submitted.priority),
+            submitted.batch,
+            ACTIONS.encode(submitted),
+            submitted.trajectory,
+            submitted.tenant,
         )
+        return self._batcher.put(submission, submitted.tenant)
+
+    def _accepted(self, submitted: ActionSubmitted, receipt: Receipt) -> Accepted:
         if (refusal := refusal_of(receipt, submitted)) is not None:
             self._counted["rejected"].inc()
             raise refusal

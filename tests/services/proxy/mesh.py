@@ -46,7 +46,10 @@ class WriteRecorder(Interpreter):
         super().__init__(Redis(), EPOCH, lambda _, __: None, keep_batch_s=600.0)
         self.writes: list[Write] = []
 
-    def put(self, write: Write) -> None:
+    def put(self, write: Write, tenant: str = "", names: tuple[str, ...] = ()) -> None:
+        self.writes.append(write)
+
+    def put_after_all(self, write: Write) -> None:
         self.writes.append(write)
 
     def take(self) -> list[Write]:

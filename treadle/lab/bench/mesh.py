@@ -219,11 +219,19 @@ def _refused(what: str, status: int, body: bytes) -> BenchError:
 
 
 @asynccontextmanager
-async def client(mesh: BenchMesh, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[BenchClient]:
-    """Yield a client with one kept connection for each call in flight. `timeout_s`: of one call."""
+async def client(
+    mesh: BenchMesh, timeout_s: float | None = CALL_TIMEOUT_S, tenant: str | None = None
+) -> AsyncIterator[BenchClient]:
+    """Yield a client with one kept connection for each call in flight.
+
+    Args:
+        timeout_s: of one call.
+        tenant: of every call; None: the default tenant.
+    """
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
-    async with aiohttp.ClientSession(mesh.url, connector=connector, timeout=timeout) as http:
+    headers = {"Treadle-Tenant": tenant} if tenant else None
+    async with aiohttp.ClientSession(mesh.url, connector=connector, timeout=timeout, headers=headers) as http:
         yield BenchClient(http)
 
 

@@ -47,6 +47,8 @@ class Sizes:
     """Callers of single actions, as the peers were measured with."""
     bulk: int = 20_000
     """Reward requests of a bulk batch: well beyond what a round of single actions completes."""
+    beside: int = 100_000
+    """Lines of the bulk call beside which another tenant's single actions are measured."""
     program_callers: int = 32
     sleepers: int = 256
     sleep_waves: int = 5
@@ -68,6 +70,7 @@ QUICK = Sizes(
     seconds=1.5,
     rounds=1,
     bulk=5_000,
+    beside=25_000,
     sleep_waves=2,
     rest_s=3.0,
     settle_s=1.0,

@@ -10,6 +10,7 @@ import aiohttp
 
 from treadle.lab.bench.actions import one_caller, single_actions, sleeping
 from treadle.lab.bench.bench import Bench
+from treadle.lab.bench.beside import beside_a_bulk
 from treadle.lab.bench.bulk import in_bulk
 from treadle.lab.bench.decisions import decisions
 from treadle.lab.bench.dispatch import dispatch
@@ -38,6 +39,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "single": Measurement(single_actions, "single empty actions, many callers"),
     "one": Measurement(one_caller, "single empty actions, one caller"),
     "bulk": Measurement(in_bulk, "reward requests in bulk"),
+    "beside": Measurement(beside_a_bulk, "single empty actions of one tenant beside a bulk call of another"),
     "programs": Measurement(graded_programs, "graded Python programs"),
     "sleep": Measurement(sleeping, "one-second actions"),
     "history": Measurement(history, "batch histories", own_only=True),

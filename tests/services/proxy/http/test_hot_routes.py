@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from services.proxy.app import create_app
-from services.proxy.http import hot
+from services.proxy.http import bulk
 from services.proxy.settings import ProxySettings
 from shared.messages.grants import Granted
 from tests.services.proxy.in_process import SimulatedNode, serving
@@ -130,7 +130,7 @@ async def test_a_rejected_line_names_its_request_and_the_reason(caller: Caller) 
 async def test_a_bulk_call_larger_than_one_part_counts_every_line(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hot, "BULK_AT_ONCE", 4)
+    monkeypatch.setattr(bulk, "LINES_AT_ONCE", 4)
     batch = await caller.open()
 
     lines = [line(f"r{at}") if at % 5 else b"no json" for at in range(1, 24)]

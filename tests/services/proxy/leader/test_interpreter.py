@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.proxy.leader.interpreter import Discard, Forget, Interpreter, Write
+from services.proxy.leader.interpreter import MOST_AT_ONCE, MOST_SHARED, Discard, Forget, Interpreter, Write
 from shared.bus import functions, trajectories
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Answering, Granting
@@ -41,7 +41,7 @@ class InterpreterDriver:
     async def all_written(self) -> None:
         """Wait until two messages in a row have been written: then all earlier flushes are over."""
         for name in ("first", "last"):
-            self.put(Granting(name, b"mark"))
+            self.interpreter.put_after_all(Granting(name, b"mark"))
 
             async def came(name: str = name) -> bool:
                 return bool(await command(self.journal.redis, "EXISTS", name))
@@ -253,3 +253,62 @@ async def test_the_end_of_a_trajectory_is_not_stored_before_its_verdict(journal:
 
     assert (await journal.fields("trajectory:t1"))["state"] == b"open"
     assert await journal.unanswered() == ["a1"]
+
+
+# ---- turns ---------------------------------------------------------------------------------------------------------
+
+
+async def test_another_tenants_write_leaves_after_one_of_many(driver: InterpreterDriver) -> None:
+    for number in range(1000):
+        driver.interpreter.put(Granting("grants.n.1", b"ada %d" % number), "ada", (f"a{number}",))
+    driver.interpreter.put(Granting("grants.n.1", b"bob"), "bob", ("b",))
+    async with running(driver):
+        await driver.all_written()
+
+    sent = await driver.sent()
+    assert sent.index(b"bob") == 1
+    assert [one for one in sent if one != b"bob"] == [b"ada %d" % number for number in range(1000)]
+
+
+async def test_flushes_are_small_while_tenants_share_them(
+    driver: InterpreterDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+
+    async def count(batch: list[Write]) -> None:
+        flushed.append(len(batch))
+
+    monkeypatch.setattr(driver.interpreter, "_write", count)
+    for number in range(600):
+        driver.interpreter.put(Granting("grants.n.1", b"%d" % number), "ada")
+    async with running(driver):
+        while sum(flushed) < 600:  # noqa: ASYNC110  # no other sign of progress
+            await asyncio.sleep(0)
+        assert flushed == [MOST_AT_ONCE, MOST_AT_ONCE, 600 - 2 * MOST_AT_ONCE]
+        for number in range(200):
+            driver.interpreter.put(Granting("grants.n.1", b"%d" % number), "ada" if number % 2 else "bob")
+        while sum(flushed) < 800:  # noqa: ASYNC110  # no other sign of progress
+            await asyncio.sleep(0)
+
+    assert max(flushed[3:]) == MOST_SHARED
+
+
+async def test_a_write_of_no_tenant_follows_the_writes_that_share_its_name(driver: InterpreterDriver) -> None:
+    def grant(text: bytes, tenant: str, *names: str) -> None:
+        driver.interpreter.put(Granting("grants.n.1", text), tenant, names)
+
+    for number in range(300):
+        grant(b"ada %d" % number, "ada", f"a{number}")
+        grant(b"bob %d" % number, "bob", f"b{number}", "t")
+    grant(b"revoked a299", "", "a299")
+    grant(b"closed t", "", "t")
+    driver.interpreter.put_after_all(Granting("grants.n.1", b"inventory"))
+    grant(b"cyd", "cyd")
+    async with running(driver):
+        await driver.all_written()
+
+    sent = await driver.sent()
+    assert sent.index(b"ada 299") < sent.index(b"revoked a299")
+    assert sent.index(b"bob 299") < sent.index(b"closed t")
+    assert sent.index(b"inventory") == 602, "after all that were put before it"
+    assert sent.index(b"cyd") == 603

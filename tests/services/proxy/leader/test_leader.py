@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -358,7 +358,7 @@ class EmptyReads(Tail):
         self._clock = clock
         self._pauses = pauses
 
-    async def batches(self) -> AsyncIterator[list[Any]]:
+    async def batches(self, blocks: Callable[[], bool] = lambda: True) -> AsyncIterator[list[Any]]:
         for pause in self._pauses:
             self._clock.now += pause
             yield []

@@ -120,3 +120,30 @@ async def test_an_idle_batcher_has_neither_a_task_nor_a_timer(flushes: RecordedF
     await turns()
 
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_items_of_several_flows_leave_in_turn_and_in_small_parts(flushes: RecordedFlush) -> None:
+    batcher = Batcher(flushes, most=8, most_shared=3)
+    first = batcher.put(0, "ada")
+    await turns()
+    many = [batcher.put(item, "ada") for item in range(1, 6)]
+    one = batcher.put(10, "bob")
+    flushes.gate.set()
+    await asyncio.gather(first, one, *many)
+
+    assert flushes.taken == [[0], [1, 10, 2], [3, 4, 5]]
+    assert batcher.shared
+
+
+async def test_items_whose_callers_went_away_before_they_left_are_dropped(flushes: RecordedFlush) -> None:
+    batcher = Batcher(flushes, most=2)
+    first = batcher.put(0)
+    await turns()
+    gone = [batcher.put(item) for item in (1, 2, 3)]
+    last = batcher.put(4)
+    for future in gone:
+        future.cancel()
+    flushes.gate.set()
+
+    assert [await first, await last] == ["reply 0", "reply 4"]
+    assert flushes.taken == [[0], [4]]

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from services.proxy.records.disk import StoreDisk
 from services.proxy.records.ids import random_id
-from services.proxy.records.intake import Accepted, Intake, digest_of, of_action
+from services.proxy.records.intake import MOST_AT_ONCE, Accepted, Intake, digest_of, of_action
 from services.proxy.records.memory import ValkeyMemory
 from shared.api.requests import ActionRequest
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
@@ -91,6 +91,52 @@ async def test_callers_that_come_together_share_round_trips(valkey: Redis, journ
     assert not any(one.repeated for one in accepted)
     assert await journal.unanswered() == [one.action for one in accepted]
     assert len(flaky.sent) < 10
+
+
+def by(tenant: str, count: int) -> list[ActionSubmitted]:
+    return [msgspec.structs.replace(noop(f"{tenant}{number}"), tenant=tenant) for number in range(count)]
+
+
+async def test_another_tenants_action_is_journaled_after_the_flush_under_way(valkey: Redis, journal: Journal) -> None:
+    submissions, flaky = by("ada", 2000), Flaky(valkey)
+    through = intake(flaky, max_journal=10_000)
+    bulk = asyncio.create_task(through.submit_all(submissions))
+    while not flaky.sent:  # noqa: ASYNC110  # its first flush is over, the second is under way
+        await asyncio.sleep(0)
+    (single,) = by("bob", 1)
+    await through.submit(single)
+
+    order = await journal.unanswered()
+    assert order.index(single.action) <= 2 * MOST_AT_ONCE + 1
+    assert all(isinstance(end, Accepted) for end in await bulk)
+    rest = [action for action in await journal.unanswered() if action != single.action]
+    assert rest == [one.action for one in submissions], "one tenant's actions keep their order"
+
+
+async def test_the_actions_of_a_cancelled_call_free_their_places(valkey: Redis, journal: Journal) -> None:
+    flaky = Flaky(valkey)
+    through = intake(flaky, max_journal=10_000)
+    bulk = asyncio.create_task(through.submit_all(by("ada", 2000)))
+    while not flaky.sent:  # noqa: ASYNC110  # its first flush is over, the second is under way
+        await asyncio.sleep(0)
+    bulk.cancel()
+    await asyncio.wait([bulk])
+    (single,) = by("ada", 1)
+    await through.submit(msgspec.structs.replace(single, action=id_of("later")))
+
+    assert len(await journal.unanswered()) == 2 * MOST_AT_ONCE + 1
+
+
+async def test_a_call_with_many_gets_an_end_for_each(valkey: Redis) -> None:
+    through = intake(valkey)
+    await through.submit(noop("r1", echo="one"))
+
+    first, second, third = await through.submit_all([noop("r1", echo="one"), noop("r1", echo="two"), noop("r2")])
+
+    assert first == Accepted(id_of("r1"), repeated=True)
+    assert isinstance(second, Conflict)
+    assert third == Accepted(id_of("r2"), repeated=False)
+    assert await through.submit_all([]) == []
 
 
 async def test_a_submission_whose_reply_was_lost_is_journalled_once(valkey: Redis, journal: Journal) -> None:

@@ -15,7 +15,7 @@ from treadle.lab.bench.suite import MEASUREMENTS
 from treadle.testing.servers import clean_environment
 
 TREADLE = Path(sys.executable).with_name("treadle")
-TINY = ("--seconds", "0.2", "--rounds", "1", "--callers", "4", "--bulk", "50", "--quick")
+TINY = ("--seconds", "0.2", "--rounds", "1", "--callers", "4", "--bulk", "50", "--beside", "50", "--quick")
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,104 @@
+"""Entries that the leader has read and not handled yet: handled in parts, tenants in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from shared.bus.tail import Entry
+from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested
+from shared.messages.outcomes import OUTCOMES, EnvironmentCreated, Finished, Started
+from shared.policy.order.turns import NO_FLOW, TurnQueue
+
+HANDLED_SHARED = 64
+"""Submissions, and outcomes, that are handled together while several tenants have any: about 3 ms. A new entry waits
+for those that are being handled. Of one tenant, all that were read are handled together, which costs less."""
+
+
+class ActionOwner(NamedTuple):
+    """Tenant of an action, and the names by which writes about it keep their order."""
+
+    tenant: str = NO_FLOW
+    names: tuple[str, ...] = ()
+
+
+def names_of(submitted: ActionSubmitted) -> tuple[str, ...]:
+    """Return an action's name, and its trajectory's."""
+    return (submitted.action, submitted.trajectory) if submitted.trajectory else (submitted.action,)
+
+
+def names_of_request(asked: CancelRequested | CloseRequested) -> tuple[str, ...]:
+    """Return the name of the action or trajectory that it ends; none for a batch, whose actions have their own."""
+    name = asked.trajectory if isinstance(asked, CloseRequested) else asked.action
+    return (name,) if name else ()
+
+
+class Arrivals:
+    """Entries read and not handled yet. At most as many as there are unanswered actions and their outcomes.
+
+    Submissions and outcomes wait in two queues, so that outcomes free units while many submissions wait. Messages of
+    other streams do not wait. The order stays between entries about the same action, batch or trajectory; an inventory
+    and the end of an environment come after all earlier outcomes.
+    """
+
+    def __init__(self, owner: Callable[[str], ActionOwner]) -> None:
+        """`owner`: of an unanswered action; without a tenant if the action is unknown."""
+        self._owner = owner
+        self._submissions: TurnQueue[Entry[Any]] = TurnQueue()
+        self._outcomes: TurnQueue[Entry[Any]] = TurnQueue()
+        self._others: list[Entry[Any]] = []
+        """Entries that do not wait."""
+
+    def __bool__(self) -> bool:
+        return bool(self._submissions or self._outcomes or self._others)
+
+    def put(self, entries: Sequence[Entry[Any]]) -> None:
+        """Add the entries of one read, in their order."""
+        if self._pass(entries):
+            self._others += entries
+            return
+        for entry in entries:
+            if entry.topic == ACTIONS.name:
+                self._put_journaled(entry)
+            elif entry.topic == OUTCOMES.name:
+                self._put_outcome(entry)
+            else:
+                self._others.append(entry)
+
+    def _pass(self, entries: Sequence[Entry[Any]]) -> bool:
+        """Return whether nothing waits and one tenant at most is present. Then no entry needs a turn."""
+        tenants = {entry.message.tenant for entry in entries if isinstance(entry.message, ActionSubmitted)}
+        if len(tenants) > 1 or self or self._outcomes.shared:
+            return False
+        return self._submissions.skip(next(iter(tenants), NO_FLOW), len(entries))
+
+    def take(self) -> list[Entry[Any]]:
+        """Remove the entries to be handled next: first submissions, last outcomes."""
+        shared = self._submissions.shared or self._outcomes.shared
+        submissions = self._submissions.take(HANDLED_SHARED if shared else len(self._submissions))
+        outcomes = self._outcomes.take(HANDLED_SHARED if shared else len(self._outcomes))
+        others, self._others = self._others, []
+        return submissions + others + outcomes
+
+    def _put_journaled(self, entry: Entry[Any]) -> None:
+        match entry.message:
+            case ActionSubmitted() as submitted:
+                names = names_of(submitted)
+                self._submissions.put(submitted.tenant, entry, (*names, submitted.batch) if submitted.batch else names)
+            case CancelRequested(action=action, batch=batch):
+                self._submissions.put(NO_FLOW, entry, (action or batch,))
+            case CloseRequested(trajectory=trajectory):
+                self._submissions.put(NO_FLOW, entry, (trajectory,))
+            case unreadable:
+                named = (unreadable.action, unreadable.batch, unreadable.trajectory)
+                self._submissions.put(NO_FLOW, entry, tuple(name for name in named if name))
+
+    def _put_outcome(self, entry: Entry[Any]) -> None:
+        match entry.message:
+            case Started(action=action) | Finished(action=action):
+                tenant, names = self._owner(action)
+                self._outcomes.put(tenant, entry, names or (action,))
+            case EnvironmentCreated(trajectory=trajectory):
+                self._outcomes.put(NO_FLOW, entry, (trajectory,))
+            case _:
+                self._outcomes.put_after_all(entry)

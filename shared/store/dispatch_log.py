@@ -5,7 +5,8 @@ after its length (4 bytes, little-endian): the header (configuration, and the di
 not begin with a term), then `[now, [[kind, stimulus], ...], commands]` for each call of `Dispatcher.handle`. The
 commands are null if the call raised. `treadle replay dispatch FILE` makes the decisions again and compares.
 
-The state is a pickle. It is read with an allow-list: classes and functions of `shared.policy`, and containers.
+The state is a pickle. It is read with an allow-list: classes and functions that `shared.policy` defines, and
+containers. Outputs of actions are left out: the policy does not read them, and they belong to the tenants.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import io
 import pickle
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, get_args
 
@@ -22,8 +23,9 @@ import msgspec
 
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.dispatch.stimuli import Stimulus
+from shared.policy.dispatch.stimuli import AttemptsEnded, Stimulus
 from shared.policy.model.formulation import Command
+from shared.policy.model.results import EMPTY
 from shared.policy.resources.resource import Specs
 from shared.runtime.validation import UNREADABLE
 
@@ -88,9 +90,16 @@ class _StateReader(pickle.Unpickler):
     """Reads the state of a dispatcher and nothing else: a log may come from elsewhere."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if not module.startswith("shared.policy.") and (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a dispatcher's state")
-        return super().find_class(module, name)
+        """Return what the state names. A name with dots, or one that a module of the policy only imports, would reach
+        the whole standard library.
+        """
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        if module.startswith("shared.policy.") and "." not in name:
+            found = super().find_class(module, name)
+            if getattr(found, "__module__", None) == module:
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a dispatcher's state")
 
 
 def state_of(dispatcher: Dispatcher) -> bytes:
@@ -144,7 +153,15 @@ def _framed(value: Any) -> bytes:
 
 def _entry(call: HandledCall) -> tuple[Any, ...]:
     commands = None if call.commands is None else [(type(one).__name__, one) for one in call.commands]
-    return (call.now, [(type(one).__name__, one) for one in call.given], commands)
+    return (call.now, [(type(one).__name__, _without_outputs(one)) for one in call.given], commands)
+
+
+def _without_outputs(stimulus: Stimulus) -> Stimulus:
+    if not isinstance(stimulus, AttemptsEnded):
+        return stimulus
+    return AttemptsEnded(
+        tuple(replace(end, result=msgspec.structs.replace(end.result, output=EMPTY)) for end in stimulus.ends)
+    )
 
 
 @dataclass(frozen=True)

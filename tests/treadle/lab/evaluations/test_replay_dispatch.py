@@ -13,9 +13,18 @@ from typer.testing import CliRunner, Result
 from shared.kinds.registry import all_kinds
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.dispatch.stimuli import InventoryReported, NodeJoined, RequestsSubmitted, Stimulus, TickPassed
+from shared.policy.dispatch.stimuli import (
+    AttemptsEnded,
+    InventoryReported,
+    NodeJoined,
+    RequestsSubmitted,
+    Stimulus,
+    TickPassed,
+)
 from shared.policy.model.formulation import Grant, Request, Work
-from shared.store.dispatch_log import DispatchLogHeader, DispatchLogSegment, HandledCall, state_of
+from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
+from shared.store.dispatch_log import DispatchLogHeader, DispatchLogReader, DispatchLogSegment, HandledCall, state_of
 from treadle.cli.main import app
 
 WORK = Work("run", "code.run", "cores@default", {"cores": 1}, 10.0, True)
@@ -117,3 +126,35 @@ def test_a_state_cannot_run_anything_else(tmp_path: Path) -> None:
     assert "builtins.print is no part of a dispatcher's state" in done.stderr
     assert "has run this" not in done.stdout
     assert DispatchLogHeader(1, 1, DispatchConfig(), b"").dispatcher({}).unanswered == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "getcwd"),
+        ("builtins", "getattr"),
+        ("shared.policy.order.ebf", "heapq.heapify"),
+        ("shared.policy.order.ebf", "itertools"),
+        ("shared.policy.model.results", "msgspec"),
+        ("shared.policy.order.ebf", "dataclass"),
+    ],
+)
+def test_a_state_that_names_what_the_policy_does_not_define_is_rejected(tmp_path: Path, module: str, name: str) -> None:
+    path = tmp_path / "dispatch-1-1.log"
+    DispatchLogSegment(path, 1, DispatchConfig(), f"c{module}\n{name}\n(tR.".encode()).close()
+    done = replayed(path)
+    assert done.exit_code != 0
+    assert "is no part of a dispatcher's state" in " ".join((done.stdout + done.stderr).split())
+
+
+def test_outputs_of_actions_are_not_logged(tmp_path: Path) -> None:
+    path = tmp_path / "dispatch-1-1.log"
+    segment = DispatchLogSegment(path, 1, DispatchConfig(), b"")
+    result = AttemptResult("ok", passed=True, output=b'{"stdout": "a secret of the tenant"}', usage={"cpu_s": 2.0})
+    segment.write([HandledCall(1.0, (AttemptsEnded((Ended("a", "n", 1, 0, result),)),), [])])
+    segment.close()
+    assert b"secret" not in path.read_bytes()
+    (call,) = DispatchLogReader(path).calls()
+    (ended,) = call.given
+    assert isinstance(ended, AttemptsEnded)
+    assert ended.ends[0].result == AttemptResult("ok", passed=True, usage={"cpu_s": 2.0})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from shared.policy.elastic.scheduling import Scalable
 from shared.policy.model.formulation import TRANSITIONS, EndedAs, Request, StageAct, State, Work
+from shared.policy.model.quotas import NO_QUOTAS, Amounts, hold_key
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import Usage
 from shared.policy.order.ebf import EbfKey
@@ -129,6 +130,16 @@ class ActionState:
     def least_units(self) -> int:
         """Units of its pool's resource without which it cannot start, or continue if it is parked."""
         return self.granted_units if self.parked else self.pool_units
+
+    @property
+    def lacks(self) -> Amounts:
+        """Quotas that it must be granted to start; none if it continues after parking, because it still has them."""
+        return NO_QUOTAS if self.parked else self.work.quotas
+
+    @property
+    def hold_key(self) -> str:
+        """Key of what its newest attempt holds of quotas."""
+        return hold_key(self.request.id, self.stage, self.attempt)
 
     @property
     def needs(self) -> Mapping[str, int]:

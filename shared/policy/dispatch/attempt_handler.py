@@ -45,7 +45,7 @@ class AttemptHandler:
         """Handle the end of an attempt."""
         node = self.cluster.nodes.present.get(end.node)
         if node is not None and node.orphans:
-            node.orphan_ended(end.action, end.stage, end.attempt)
+            self.cluster.holds.orphan_ended(node, end.action, end.stage, end.attempt)
         action = self.registry.actions.get(end.action)
         if action is None or end.stage != action.stage:
             return []
@@ -73,6 +73,8 @@ class AttemptHandler:
     def _remove(self, now: float, action: ActionState, end: Ended, *, current: bool) -> list[Command]:
         """Remove an action from its node or queue. If another attempt is granted, it is revoked."""
         if current:
+            if action.work.quotas and not end.result.environment_exists:
+                self.cluster.quotas.settle(action.hold_key, not_begun_s=now)
             self.cluster.release(action)
         elif action.state == "queued":
             self.cluster.queues.remove(action)
@@ -155,6 +157,7 @@ class AttemptHandler:
     def lost_without_report(self, now: float, grace_s: float) -> list[Command]:
         """Give up the attempts of a former leader whose node has not come back within `grace_s`."""
         commands: list[Command] = []
+        self.cluster.holds.expire(now, grace_s)
         for name in sorted(self.cluster.granted.keys() - self.cluster.nodes.present.keys()):
             for action in list(self.cluster.granted[name].values()):
                 if now - action.granted_s > grace_s:

@@ -31,6 +31,9 @@ class StuckWork:
     units: dict[str, int]
     waiting: int
     """Number of actions."""
+    quotas: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+    """Reason, if quotas cannot give what it needs; empty: nodes lack something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +70,31 @@ def survey(cluster: ClusterState) -> Backlog:
     An action that becomes stuck after its arrival (because nodes have left) is reported when its turn comes near.
     """
     waiting = {pool.name: sum(lane.waiting for lane in pool.all_lanes()) for pool in cluster.queues.pools.values()}
-    sorts: defaultdict[str, Counter[tuple[str, Units]]] = defaultdict(Counter)
+    sorts: defaultdict[str, Counter[tuple[str, Units, tuple[tuple[str, float], ...], str]]] = defaultdict(Counter)
     batches: Counter[str] = Counter()
     stuck = Counter(
         (
             action.work.pool,
             _kind(action.work, _begun(action)),
             tuple(action.needs.items()),
+            tuple(action.work.quotas.items()),
+            cluster.quotas.lacks(action.work.quotas),
             action.request.batch,
         )
         for action in _stuck(cluster)
     )
-    for (name, kind, units, batch), count in stuck.items():
-        sorts[name][kind, units] += count
+    for (name, kind, units, quotas, reason, batch), count in stuck.items():
+        sorts[name][kind, units, quotas, reason] += count
         if batch:
             batches[batch] += count
     pools = [
         PoolBacklog(
             name,
             count,
-            [StuckWork(kind, dict(units), n) for (kind, units), n in _most(sorts[name])],
+            [
+                StuckWork(kind, dict(units), n, dict(quotas), reason)
+                for (kind, units, quotas, reason), n in _most(sorts[name])
+            ],
             cluster.queues.pools[name].lanes[BEGINS].waiting if BEGINS in cluster.queues.pools[name].lanes else 0,
             why_held_up(cluster, cluster.queues.pools[name]),
         )
@@ -108,7 +116,7 @@ def _stuck(cluster: ClusterState) -> Iterator[ActionState]:
     deserted = {pool.name for pool in cluster.queues.pools.values() if not cluster.nodes.of(pool)}
     if deserted:
         for action in cluster.queues.queued.values():
-            if action.work.pool in deserted:
+            if action.work.pool in deserted and not (action.lane and action.request.id in action.lane.stuck):
                 yield action
 
 
@@ -166,6 +174,9 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
         return f"its deadline came while its environment could not be made: {action.postponed}"
     if lane is not None and lane.node and lane.node not in cluster.nodes.present:
         return f"its deadline came while {lane.node}, where its environment is, was away"
+    if action.work.quotas and not cluster.quotas.fits(action.work.quotas, action.request.deadline_s):
+        lacks = cluster.quotas.lacks(action.work.quotas) or "they were taken"
+        return f"its deadline came while it waited for the quotas {', '.join(action.work.quotas)}: {lacks}"
     if any(action.could_run_on(node) for node in cluster.nodes.of(cluster.queues.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"
     return lacking(_kind(work, _begun(action)), action.needs, work.pool)
@@ -178,6 +189,7 @@ def why_stuck(work: Work, pools: list[PoolBacklog], need: EnvironmentNeed | None
         needs.append((_kind(work, need), need.begun_by(work.units)))
     for pool in pools:
         for stuck in pool.lacks if pool.name == work.pool else ():
-            if (stuck.kind, stuck.units) in needs:
-                return f"{lacking(stuck.kind, stuck.units, work.pool)} now; it waits for one until its budget ends"
+            if (stuck.kind, stuck.units) in needs and stuck.quotas == work.quotas:
+                lacks = stuck.reason or f"{lacking(stuck.kind, stuck.units, work.pool)} now"
+                return f"{lacks}; it waits {'' if stuck.reason else 'for one '}until its budget ends"
     return ""

@@ -5,19 +5,23 @@ Law: a request is in exactly one lane (queued), on exactly one node (granted, ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.environment_placements import EnvironmentPlacements, Placement
+from shared.policy.dispatch.holds import AttemptHolds
 from shared.policy.dispatch.nodes import Nodes
 from shared.policy.dispatch.prefetch import RECALL_S, Prefetch
 from shared.policy.dispatch.queues import Queues
 from shared.policy.dispatch.stage_durations import StageDurations
 from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.elastic.scheduling import ElasticRules
+from shared.policy.model.quotas import hold_key
 from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.ledger import Node, Orphan, place
+from shared.policy.resources.quotas import Quotas
 
 
 @dataclass(slots=True)
@@ -34,25 +38,33 @@ class ClusterState:
     prefetch: Prefetch = field(init=False)
     """Prefetched actions: granted, and waiting in their nodes' queues."""
     elastic: ElasticRules = field(default_factory=ElasticRules)
+    quotas: Quotas = field(default_factory=Quotas)
+    """The part of the ledger that belongs to no node."""
+    holds: AttemptHolds = field(init=False)
+    next_wake_s: float = math.inf
+    """Next time at which a blocked head's quotas are refilled: then a scheduling round may grant it."""
     newest_serial: int = 0
     """Serial of the newest grant."""
 
     def __post_init__(self) -> None:
         self.prefetch = Prefetch(self.nodes.rankings)
         self.environments = EnvironmentPlacements(self.nodes)
+        self.holds = AttemptHolds(self.quotas, self.nodes, self.granted)
         self.queues = Queues(self.durations, self.trajectories, self.environments)
 
     # ---- grants ------------------------------------------------------------------------------------------------
 
-    def assign(self, action: ActionState, node: Node, now: float, *, prefetched: bool = False) -> None:
-        """Assign an action to a node and take its units. A prefetched one enters the node's queue, and takes no units
-        before it starts.
+    def assign(
+        self, action: ActionState, node: Node, now: float, *, prefetched: bool = False, adopted: bool = False
+    ) -> None:
+        """Assign an action to a node and take its units and quotas. A prefetched one enters the node's queue, and takes
+        no units before it starts. `adopted`: the node reports it.
         """
         self._add_grant(action, node, now)
         if prefetched:
             self.prefetch.add(action)
         else:
-            self._allocate(action, node, now)
+            self._allocate(action, node, now, adopted=adopted)
 
     def _add_grant(self, action: ActionState, node: Node, now: float) -> None:
         self.newest_serial += 1
@@ -97,10 +109,12 @@ class ClusterState:
             if elsewhere is not None or action.node not in self.prefetch.short:
                 yield action
 
-    def _allocate(self, action: ActionState, node: Node, now: float) -> None:
+    def _allocate(self, action: ActionState, node: Node, now: float, *, adopted: bool = False) -> None:
         node.take(action.units, action.request.id)
         action.allocated, action.expected_end_s = True, now + action.expected_s
         self.prefetch.count_short(action)
+        if action.work.quotas:
+            self.holds.begin(action, node, now, adopted=adopted)
 
     # ---- parked attempts: see `parking` --------------------------------------------------------------------------
 
@@ -143,6 +157,8 @@ class ClusterState:
         node = self.nodes.present.get(action.node)
         if action.allocated and node is not None:
             node.give_back(action.units, action.request.id)
+        if action.work.quotas:
+            self.quotas.settle(action.hold_key)
         self._remove_grant(action)
 
     def orphan(self, action: ActionState, now: float) -> None:
@@ -193,7 +209,11 @@ class ClusterState:
         known = node.orphans.pop(action_id, None)
         if known is not None:
             node.give_back(known.units, action_id)
+            if (known.stage, known.attempt) != (held.stage, held.attempt):
+                self.quotas.settle(hold_key(action_id, known.stage, known.attempt))
         node.take(units, action_id)
+        if action is not None:
+            self.holds.orphan_reported(action, node, held, now)
         since_s = now if known is None else known.since_s
         node.add_orphan(action_id, Orphan(held.stage, held.attempt, units, 0, since_s))
         return False
@@ -213,7 +233,8 @@ class ClusterState:
             action.move("granted")
             if action.scales:
                 action.expected_s = self.durations.expect(action, action.granted_units)
-            self.assign(action, node, since_s, prefetched=held.queued)
+            action.attempt = held.attempt
+            self.assign(action, node, since_s, prefetched=held.queued, adopted=True)
         elif action.node != node.name or action.allocated:
             return
         elif action.prefetched:
@@ -221,7 +242,8 @@ class ClusterState:
                 self.start_prefetched(action, node, since_s)
         else:
             action.expected_s = self.durations.expect(action, action.granted_units)
-            self.assign(action, node, since_s, prefetched=held.queued)
+            action.attempt = held.attempt
+            self.assign(action, node, since_s, prefetched=held.queued, adopted=True)
 
     def _adopt_parked(self, action: ActionState, node: Node, held: HeldGrant, since_s: float) -> None:
         """Assign an action to the node that reports it as parked."""
@@ -229,9 +251,11 @@ class ClusterState:
             self.queues.dequeue(action)
             action.move("granted")
         now = since_s + held.running_s
-        action.begins = False
+        action.begins, action.attempt = False, held.attempt
         action.expected_s = action.burst_s = self.durations.expect(action, action.granted_units)
         self._add_grant(action, node, since_s)
+        if action.work.quotas:
+            self.holds.begin(action, node, since_s, adopted=True)
         if action.state == "granted":
             action.move("running")
         self._set_parked(action, now)
@@ -242,6 +266,7 @@ class ClusterState:
 
     def add_node(self, node: Node) -> None:
         """Add a node. Nothing is granted on it before it is ready."""
+        self.holds.node_joins(node)
         self.nodes.add(node)
         self.environments.node_back(node.name)
 
@@ -250,6 +275,7 @@ class ClusterState:
 
         `allocated_only`: keep the actions that wait for a report from a node of this name.
         """
+        present = name in self.nodes.present
         self.nodes.remove(name)
         held = self.granted.get(name, {}).values()
         actions = [
@@ -258,25 +284,13 @@ class ClusterState:
         actions.sort(key=lambda action: action.serial)
         for action in actions:
             self.release(action)
+        if present:
+            self.holds.node_gone(name)
         if not self.granted.get(name):
             self.granted.pop(name, None)
         self.environments.node_away(name)
         self.queues.nodes_changed()
         return actions
-
-    def is_overdue(self, node: Node, now: float, overdue_s: float) -> bool:
-        """Return whether to ask the node for another inventory; at most once in `overdue_s`."""
-        if now - node.asked_s < overdue_s:
-            return False
-        return (
-            bool(node.asked)
-            or any(now - orphan.since_s > overdue_s for orphan in node.orphans.values())
-            or any(
-                now - action.granted_s - sum(action.paused(now)) > action.work.timeout_s + overdue_s
-                for action in self.granted.get(node.name, {}).values()
-                if not action.parked
-            )
-        )
 
     def begin_environment(self, action: ActionState, node: Node, now: float) -> None:
         """Place the environment that the newest grant begins."""
@@ -303,6 +317,7 @@ class ClusterState:
             held = self.granted.get(node.name, {}).values()
             self.prefetch.check(node, held)
             self._check_ledger(node, [action for action in held if action.allocated])
+        self.holds.check()
 
     def _check_ledger(self, node: Node, held: list[ActionState]) -> None:
         assert node.orphans.keys().isdisjoint(action.request.id for action in held), f"{node.name}: one action twice"

@@ -4,6 +4,7 @@ Laws, held by tests/shared/policy/dispatch/test_dispatch_machine.py over random 
   - every request is answered exactly once, whatever happens to nodes, leaders and clients (`action_registry`);
   - no unit is granted twice: units are free again only after the node's report or the end of its incarnation, also the
     units of an attempt that is no longer needed (`resources.ledger`);
+  - no quota is exceeded, and an attempt has all its units and quotas or none (`resources.quotas`);
   - a verdict (`ok`, `timeout`) is never invented: infrastructure failures have their own names (`attempt_handler`);
   - work that is not repeatable is never executed twice (`attempt_handler`);
   - a trajectory runs one action at a time, in one environment, and never in a new one after that has ended
@@ -24,6 +25,7 @@ from shared.policy.dispatch.backlog import Backlog, survey
 from shared.policy.dispatch.batch_snapshots import BatchSnapshot, batch_snapshots
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.config import DispatchConfig
+from shared.policy.dispatch.holds import carry_holds
 from shared.policy.dispatch.scheduling_round import schedule
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.dispatch.stimulus_handlers import Handler, StimulusHandlers
@@ -79,7 +81,7 @@ class Dispatcher:
             if self.handlers.late:
                 commands += self.handlers.reject_late(now)
                 commands += schedule(self.cluster, now)
-        return commands
+        return carry_holds(self.cluster.quotas, commands)
 
     # ---- reads: none changes the state -------------------------------------------------------------------------
 
@@ -118,6 +120,13 @@ class Dispatcher:
     def unanswered(self) -> int:
         """Number of unanswered actions."""
         return len(self.registry.actions)
+
+    @property
+    def next_wake_s(self) -> float:
+        """Time at which the quotas of waiting work are refilled next: a `TickPassed` then may grant it. Infinity if no
+        work waits for that.
+        """
+        return self.cluster.next_wake_s
 
     @property
     def planned(self) -> bool:

@@ -128,6 +128,8 @@ def _undo(cluster: ClusterState, one: NewGrant) -> None:
     """Undo a grant of this round. The action waits at its old place."""
     action, need = one.action, one.action.request.need
     placement = cluster.environments.placements.get(need.trajectory) if need is not None else None
+    if action.work.quotas:
+        cluster.quotas.undo(action.hold_key)
     cluster.release(action)
     action.attempt -= 1
     action.undo_grant()

@@ -95,7 +95,9 @@ class NodeHandler:
                 commands += self.attempts.lost(now, action, "node-lost", f"{node.name} no longer has it")
         for action_id, orphan in node.orphans_until(asked):
             if not holds(held, action_id, orphan.stage, orphan.attempt):
-                node.orphan_ended(action_id, orphan.stage, orphan.attempt)
+                self.cluster.holds.orphan_ended(node, action_id, orphan.stage, orphan.attempt)
+        if self.cluster.quotas.holds:
+            self.cluster.holds.reconcile(node, held, asked)
         return commands
 
     def images_changed(self, now: float, name: str, incarnation: str, here: set[str], gone: Iterable[str]) -> bool:
@@ -120,10 +122,25 @@ class NodeHandler:
         for node in list(self.cluster.nodes.present.values()):
             if now - node.seen_s > node_lost_s:
                 commands += self.attempts.lost_with(now, node.name, f"silent for {now - node.seen_s:.0f} s")
-            elif self.cluster.is_overdue(node, now, overdue_s):
+            elif _is_overdue(self.cluster, node, now, overdue_s):
                 commands.append(self._ask(node, now))
         return commands
 
     def _ask(self, node: Node, now: float) -> AskInventory:
         node.ask(self.cluster.newest_serial, now)
         return AskInventory(node.name)
+
+
+def _is_overdue(cluster: ClusterState, node: Node, now: float, overdue_s: float) -> bool:
+    """Return whether to ask the node for another inventory; at most once in `overdue_s`."""
+    if now - node.asked_s < overdue_s:
+        return False
+    return (
+        bool(node.asked)
+        or any(now - orphan.since_s > overdue_s for orphan in node.orphans.values())
+        or any(
+            now - action.granted_s - sum(action.paused(now)) > action.work.timeout_s + overdue_s
+            for action in cluster.granted.get(node.name, {}).values()
+            if not action.parked
+        )
+    )

@@ -95,6 +95,8 @@ class Prefetch:
         work = action.work
         if action.pool_units != 1 or len(work.units) != 1 or not work.repeatable or expected_s > HORIZON_S:
             return False
+        if work.quotas:
+            return False  # it would hold them while it waits in the node's queue
         return action.request.need is None  # an environment takes one action at a time, and node queues ignore turns
 
     def place(self, nodes: Iterable[Node], action: ActionState, expected_s: float) -> Node | None:

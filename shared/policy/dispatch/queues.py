@@ -162,8 +162,9 @@ class Queues:
     def _lane_of(self, pool: Pool, action: ActionState) -> Lane:
         need = action.request.need
         action.begins = self.environments.begins(need)
+        quotas = action.work.quotas
         if need is None:
-            return pool
+            return pool.lane("", quotas) if quotas else pool
         return pool.lane(None if action.begins else self.environments.placements[need.trajectory].node)
 
     # ---- many actions ------------------------------------------------------------------------------------------
@@ -235,9 +236,22 @@ class Queues:
             self.dirty.add(pool.name)
             for lane in pool.all_lanes():
                 lane.feasible = ""
-                for action_id in sorted(lane.stuck):
-                    self._push(lane, self.queued[action_id])
-                lane.stuck.clear()
+                self._queue_stuck(lane)
+
+    def quotas_changed(self) -> None:
+        """Queue the actions whose quotas could not give what they need before; those that still cannot are set
+        aside again.
+        """
+        for pool in self.pools.values():
+            for lane in pool.all_lanes():
+                if any(self.queued[action_id].work.quotas for action_id in lane.stuck):
+                    lane.feasible = ""
+                    self._queue_stuck(lane)
+
+    def _queue_stuck(self, lane: Lane) -> None:
+        for action_id in sorted(lane.stuck):
+            self._push(lane, self.queued[action_id])
+        lane.stuck.clear()
 
     # ---- invariants --------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.blocked import Blocked
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.elastic_grants import NewGrant, busy, grant_elastic_units, units_worth_waiting_for
 from shared.policy.dispatch.lanes import LaneKey
@@ -28,35 +29,11 @@ from shared.policy.dispatch.node_choice import (
     owns_less,
     place_prefetched,
     places,
-    reserve_node,
 )
 from shared.policy.dispatch.shares import update_shares
 from shared.policy.model.formulation import Command, Grant, Resume
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
-
-
-@dataclass(slots=True)
-class Blocked:
-    """Head that waits for units, with its reservation, which is computed on first use."""
-
-    head: ActionState
-    pool: Pool
-    lane: Lane
-    node: Node | None = None
-    """Node where its units are predicted to be free together first; None if no ready node will ever have them."""
-    until_s: float | None = None
-    """Start of the reservation; infinity if it waits for what environments hold."""
-
-    def forbids(self, cluster: ClusterState, node: Node, action: ActionState, now: float) -> bool:
-        """Return whether this work, started there now, would delay the head."""
-        if self.until_s is None:
-            self.until_s, self.node = reserve_node(cluster, self.pool, self.lane, self.head, now)
-        if node is not self.node or self.head.needs.keys().isdisjoint(action.needs):
-            return False
-        if self.until_s == math.inf:
-            return action.begins
-        return now + cluster.durations.expect_at_most(action) > self.until_s
 
 
 @dataclass(slots=True)
@@ -159,9 +136,9 @@ class SchedulingRound:
         node = self._place(pool, lane, action)
         if node is not None:
             self._grant(lane, action, node, is_head=True)
-        elif head != lane.feasible and nodes and not is_possible(cluster, pool, lane, action):
+        elif self._is_stuck(pool, lane, action):
             cluster.queues.set_stuck(lane, action)
-        elif shares := self._reshare(pool, lane, head):
+        elif shares := self._reshare(pool, lane, action):
             self.commands += shares
             cluster.promote(self.now)
         elif (node := self._place_prefetched(pool, lane, action)) is not None:
@@ -179,7 +156,7 @@ class SchedulingRound:
     def _may_sleep(self, pool: Pool, lane: Lane) -> bool:
         """Return whether nothing can start from a lane, and no share can change for it, before its node changes."""
         head = lane.queue.head()
-        if not lane.node or head is None or head != lane.feasible:
+        if not lane.node or head is None or head != lane.feasible or self.cluster.queues.queued[head].lacks:
             return False
         for node in self.cluster.nodes.of(pool, lane):
             if node.limit(pool.resource) < node.capacity.get(pool.resource, 0):
@@ -188,10 +165,25 @@ class SchedulingRound:
                 return False
         return True
 
-    def _reshare(self, pool: Pool, lane: Lane, head: str) -> list[Command]:
+    def _is_stuck(self, pool: Pool, lane: Lane, action: ActionState) -> bool:
+        """Return whether no present node and no present limit of its quotas will ever let the head start."""
+        if action.work.quotas and self.cluster.quotas.lacks(action.lacks):
+            return True
+        if action.request.id == lane.feasible or not self.cluster.nodes.of(pool, lane):
+            return False
+        return not is_possible(self.cluster, pool, lane, action)
+
+    def _lacks_quotas(self, action: ActionState) -> bool:
+        amounts = action.lacks
+        return bool(amounts) and not self.cluster.quotas.fits(amounts, self.now)
+
+    def _reshare(self, pool: Pool, lane: Lane, action: ActionState) -> list[Command]:
         """Update the shares of a pool for a head that fits no node, at most once in the round."""
+        head = action.request.id
         if pool.target is None or head in self.reshared or not owns_less(self.cluster, pool, lane):
             return []
+        if self._lacks_quotas(action):
+            return []  # more units would not let it start
         self.reshared.add(head)
         return update_shares(self.cluster, pool, blocked=True)
 
@@ -199,6 +191,8 @@ class SchedulingRound:
         """Return the node where the action may start now, if any."""
         if action.parked:
             return self._place_parked(action)
+        if action.work.quotas and self._lacks_quotas(action):
+            return None
         waits: AbstractSet[str] = frozenset()
         if action.scales:
             action.units = action.work.units  # decided anew each time
@@ -241,6 +235,14 @@ class SchedulingRound:
             elif not is_possible(cluster, pool, lane, action):
                 cluster.queues.set_stuck(lane, action)
 
+    def next_wake_s(self) -> float:
+        """Return when the quotas of a blocked head are refilled next; infinity if none waits for that."""
+        quotas, times = self.cluster.quotas, list[float]()
+        for one in self.blocked:
+            if one.head.lacks and one.head.state == "queued":
+                times.append(quotas.free_at(one.head.lacks, self.now))
+        return min((at_s for at_s in times if at_s > self.now), default=math.inf)
+
     def _grant(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False) -> None:
         """Charge the tenant, assign the action to the node, and add the command."""
         cluster, request, begins = self.cluster, action.request, action.begins
@@ -265,7 +267,11 @@ class SchedulingRound:
         if not prefetched:
             self.new_grants.append(NewGrant(len(self.commands), action, node, charged_s, is_head))
             self.scales = self.scales or action.scales
-        self.commands.append(Grant(request.id, node.name, action.attempt, action.stage, action.units, budget, begins))
+        grant = Grant(request.id, node.name, action.attempt, action.stage, action.units, budget, begins)
+        if action.work.quotas:
+            hold = cluster.quotas.holds[action.hold_key]
+            grant = grant._replace(hold=hold, rates=cluster.quotas.rates_of(hold.amounts))
+        self.commands.append(grant)
 
     def _resume(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool) -> None:
         """Let a parked action continue. Its tenant is charged for the expected time until it is parked again."""
@@ -282,6 +288,9 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
     """Run one round: update shares that may have changed, then grant what fits, pool by pool."""
     commands: list[Command] = []
     cluster.promote(now)
+    if cluster.quotas.refunded:
+        cluster.quotas.refunded = False
+        cluster.queues.quotas_changed()
     if cluster.queues.dirty:
         for name in sorted(cluster.queues.dirty):
             commands += update_shares(cluster, cluster.queues.pools[name])
@@ -289,6 +298,7 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
         cluster.promote(now)
     scheduling = SchedulingRound(cluster, now, commands)
     scheduling.serve(cluster.queues.lanes.to_serve())
+    cluster.next_wake_s = scheduling.next_wake_s() if scheduling.blocked else math.inf
     return grant_elastic_units(cluster, now, commands, scheduling.new_grants) if scheduling.scales else commands
 
 
@@ -296,6 +306,9 @@ def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
     """Set a new action aside if no present node could ever take it. Deep in a queue, this would not be noticed."""
     lane = action.lane
     if lane is None or action.request.id in lane.behind:
+        return
+    if action.work.quotas and cluster.quotas.lacks(action.work.quotas):
+        cluster.queues.set_stuck(lane, action)
         return
     pool = cluster.queues.pool(action.work.pool)
     if cluster.nodes.of(pool, lane) and not is_possible(cluster, pool, lane, action):

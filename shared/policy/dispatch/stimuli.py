@@ -1,8 +1,9 @@
 """Stimuli of the dispatcher: frozen values that can be logged, so that a run can be replayed.
 
 Times are absolute seconds of one monotonic scale, the one of the journal's ids. Mappings and tuples in a stimulus must
-not change afterwards. The order of stimuli that restore the state of a former leader: `FirstArrivalRestored`,
-`TrajectoryRestored`, `PlacementRestored`, `RequestsSubmitted`, `ActionRestored`, then everything else.
+not change afterwards. The order of stimuli that restore the state of a former leader: `QuotaSet`,
+`LevelRestored`, `HoldRestored`, `FirstArrivalRestored`, `TrajectoryRestored`, `PlacementRestored`, `RequestsSubmitted`,
+`ActionRestored`, then everything else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shared.policy.dispatch.quota_stimuli import QuotaStimulus
 from shared.policy.model.formulation import Request, StageAct, TrajectoryEnd
 from shared.policy.model.reports import Ended, HeldGrants
 
@@ -295,7 +297,9 @@ class TickPassed:
     """Time has passed: deadlines, silent nodes, overdue grants and linger windows are due. A few times a second."""
 
 
-Restored = ActionRestored | FirstArrivalRestored | PlacementRestored | TrajectoryRestored | WeightsReceived
+Restored = (
+    ActionRestored | FirstArrivalRestored | PlacementRestored | QuotaStimulus | TrajectoryRestored | WeightsReceived
+)
 """State that is read from the store: at a takeover, and weights also when they have changed."""
 
 Stimulus = (
@@ -319,6 +323,7 @@ Stimulus = (
     | SilenceIgnored
     | InventoryReported
     | ImagesReported
+    | QuotaStimulus
     | TargetReceived
     | PlannerChecked
     | WeightsReceived

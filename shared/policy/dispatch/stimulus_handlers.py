@@ -20,11 +20,13 @@ from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.environment_placements import Placement
 from shared.policy.dispatch.node_handler import NodeHandler
 from shared.policy.dispatch.parking import ParkingHandler
+from shared.policy.dispatch.quota_stimuli import HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.scheduling_round import set_aside_stuck
 from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.model.formulation import Command
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.quotas import Taken
 from shared.policy.resources.resource import Specs
 
 Handler = Callable[[float, Any], list[Command] | None]
@@ -78,6 +80,9 @@ class StimulusHandlers:
             stimuli.SilenceIgnored: self._silence_ignored,
             stimuli.InventoryReported: self._inventory_reported,
             stimuli.ImagesReported: self._images_reported,
+            QuotaSet: self._quota_set,
+            HoldRestored: self._hold_restored,
+            LevelRestored: self._level_restored,
             stimuli.TargetReceived: self._target_received,
             stimuli.PlannerChecked: self._planner_checked,
             stimuli.WeightsReceived: self._weights_received,
@@ -215,6 +220,20 @@ class StimulusHandlers:
         added = set(report.added)
         requeued = self._nodes.images_changed(now, report.node, report.incarnation, added, report.removed)
         return [] if requeued else None
+
+    # ---- quotas ------------------------------------------------------------------------------------------------
+
+    def _quota_set(self, _: float, quota: QuotaSet) -> list[Command]:
+        self.cluster.quotas.set(quota.name, quota.limits)
+        self.cluster.queues.quotas_changed()
+        return []
+
+    def _hold_restored(self, now: float, known: HoldRestored) -> None:
+        if known.hold.key not in self.cluster.quotas.holds:
+            self.cluster.quotas.restore(known.hold._replace(serial=0), now)
+
+    def _level_restored(self, _: float, known: LevelRestored) -> None:
+        self.cluster.quotas.restore_level(known.quota, known.period_s, Taken(known.used, known.at_s))
 
     # ---- planner and time --------------------------------------------------------------------------------------
 

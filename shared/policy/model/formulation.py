@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from shared.policy.model.elasticity import Elasticity
+from shared.policy.model.quotas import NO_QUOTAS, Amounts, QuotaHold, Rate, Settled
 
 State = Literal["queued", "granted", "running", "parked", "resuming", "cancelling", "finished"]
 """State of an action at the leader. (`submitted` comes before: in the journal and not yet read.)
@@ -66,6 +67,8 @@ class Work:
     """Effect of those amounts on its duration; None: unknown, so it is granted the fewest."""
     duration_s: float | None = None
     """Duration on one unit as the trainer declares it; None: learned from its kind's history, if there is one."""
+    quotas: Amounts = field(default_factory=lambda: NO_QUOTAS)
+    """Quota -> what it takes of it (`resources.quotas`), granted together with the units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,10 @@ class Grant(NamedTuple):
     begins: bool = False
     """This grant begins the trajectory's environment. The trajectory is placed there until its node reports
     otherwise."""
+    hold: QuotaHold | None = None
+    """What it takes of quotas."""
+    rates: tuple[tuple[str, Rate], ...] = ()
+    """(Quota, rate) of which the amounts are taken, for the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +184,8 @@ class Advance:
     stage: int
     acts: tuple[StageAct, ...]
     """Acts of the stages before it."""
+    settled: tuple[Settled, ...] = ()
+    """Holds of its ended attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +205,15 @@ class AnswerAction:
     """Usage of a stage without a verdict, as far as known."""
     parked_s: float = 0.0
     """Time for which it was parked in a stage without a verdict."""
+    settled: tuple[Settled, ...] = ()
+    """Holds of its ended attempts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeHolds:
+    """Command: store changes of holds that neither a grant nor an answer nor an advance carries."""
+
+    changes: tuple[QuotaHold | Settled, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +265,7 @@ Command = (
     | Resume
     | Advance
     | AnswerAction
+    | ChangeHolds
     | AskInventory
     | SetShare
     | CloseEnvironment

@@ -197,12 +197,14 @@ class Node:
         self.orphans[action] = orphan
         self.changes.touch(self.name)
 
-    def orphan_ended(self, action: str, stage: int, attempt: int) -> None:
-        """Free the units of an orphan that has ended; no effect on other attempts."""
+    def orphan_ended(self, action: str, stage: int, attempt: int) -> bool:
+        """Free the units of an orphan that has ended. False: this attempt is no orphan."""
         orphan = self.orphans.get(action)
-        if orphan is not None and (orphan.stage, orphan.attempt) == (stage, attempt):
-            del self.orphans[action]
-            self.give_back(orphan.units, action)
+        if orphan is None or (orphan.stage, orphan.attempt) != (stage, attempt):
+            return False
+        del self.orphans[action]
+        self.give_back(orphan.units, action)
+        return True
 
     def orphans_until(self, serial: int) -> Iterator[tuple[str, Orphan]]:
         """Orphans that an inventory requested at this serial must list if they still exist."""

@@ -46,7 +46,8 @@ class Demand:
 class Lane:
     """Waiting work for the same nodes of a pool: one lane for all nodes, and one for each node that work is bound to.
 
-    Work that begins an environment also has its own lane: if memory is short, nothing else waits behind it.
+    Work that begins an environment also has its own lane: if memory is short, nothing else waits behind it. For the
+    same reason, work that takes quotas has a lane for each set of them.
     """
 
     name: str
@@ -105,9 +106,13 @@ class Pool(Lane):
     def __post_init__(self) -> None:
         self.resource, _, self.node_class = self.name.partition("@")
 
-    def lane(self, node: str | None) -> Lane:
-        """Return the lane of work bound to a node; None: of actions that begin an environment."""
+    def lane(self, node: str | None, quotas: Iterable[str] = ()) -> Lane:
+        """Return the lane of work bound to a node; None: of actions that begin an environment. `quotas`: of work that
+        takes these and may run on any node.
+        """
         name = BEGINS if node is None else bound_lane(node)
+        if quotas:
+            name, node = " ".join(["quotas", *sorted(quotas)]), ""
         lane = self.lanes.get(name)
         if lane is None:
             lane = self.lanes[name] = Lane(name, node or "", FairQueue(self.queue.weights))

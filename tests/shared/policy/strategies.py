@@ -11,6 +11,7 @@ from services.cpu_manager.kinds import RESOURCES
 from shared.policy.dispatch.stimuli import AttemptsEnded, NodeJoined, RequestsSubmitted
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import EnvironmentNeed, Request, Work
+from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.resource import ResourceSpec, least_load
@@ -91,8 +92,28 @@ SCALED = replace(work(timeout_s=5.0), amounts=(1, 2, 3), elasticity=Elasticity("
 ENVIRONMENTS = tuple(EnvironmentNeed(f"t{size}", "runtime", {"memory": size}) for size in (1, 2, 4, 20))
 """Trajectories' environments; the last one needs more memory than any node has."""
 
+QUOTAS = {
+    "search": QuotaLimits((2.0,), (Rate(3.0, 5.0),)),
+    "money": QuotaLimits((), (Rate(6.0), Rate(4.0, 10.0, 3.0))),
+    "changing": QuotaLimits((1.0,)),
+}
+"""Quotas of a mesh; only the last one is changed."""
+AMOUNTS: tuple[Mapping[str, float], ...] = (
+    {},
+    {},
+    {},
+    {"search": 1.0},
+    {"search": 1.0, "money": 0.7},
+    {"money": 2.0},
+    {"changing": 1.0},
+    {"search": 2.0, "changing": 0.5},
+    {"search": 9.0},  # more than it ever gives
+)
+"""Quotas of the stages that are drawn."""
+
 acts = st.fixed_dictionaries(
     {
+        "quotas": st.sampled_from(AMOUNTS),
         "need": st.sampled_from(ENVIRONMENTS),
         "work": st.builds(
             lambda cores, repeatable, scales: (
@@ -110,13 +131,14 @@ acts = st.fixed_dictionaries(
 """An action of a trajectory without its name and its time."""
 
 works = st.just(SCALED) | st.builds(
-    lambda cost, kind, timeout_s, repeatable: work(
-        cost[0], cost[1], kind=kind, timeout_s=timeout_s, repeatable=repeatable
+    lambda cost, kind, timeout_s, repeatable, quotas: replace(
+        work(cost[0], cost[1], kind=kind, timeout_s=timeout_s, repeatable=repeatable), quotas=quotas
     ),
     st.sampled_from(COSTS),
     st.sampled_from(["run", "run", "run", "judge"]),
     st.sampled_from([1.0, 5.0]),
     st.booleans(),
+    st.sampled_from(AMOUNTS),
 )
 
 drafts = st.fixed_dictionaries(

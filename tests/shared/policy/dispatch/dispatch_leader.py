@@ -22,6 +22,7 @@ from shared.policy.model.formulation import (
     Advance,
     AnswerAction,
     AskInventory,
+    ChangeHolds,
     CloseEnvironment,
     Command,
     ForgetTrajectory,
@@ -47,6 +48,8 @@ class LeaderRecords(Records):
         self.epoch += 1
         self.writes, self.inventoried, self.shares = [], {}, {}
         self.leader = Dispatcher(DispatchConfig(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S), SPECS)
+        for restored in self.quotas.restored():
+            self.leader.handle(self.now, restored)
         self.do(self.leader.handle(self.now, PlannerChecked(self.planned)))
         for trajectory, ended in self.over.items():
             self.leader.handle(self.now, TrajectoryRestored(trajectory, ended))
@@ -112,7 +115,9 @@ class LeaderRecords(Records):
                 self.carried[command.action, command.stage] = command.acts
             if isinstance(command, AnswerAction):
                 self._adds_up(command)
-            to = "" if isinstance(command, AnswerAction | Advance | ForgetTrajectory) else self.address(command.node)
+            to = ""
+            if not isinstance(command, AnswerAction | Advance | ChangeHolds | ForgetTrajectory):
+                to = self.address(command.node)
             self.writes.append((to, command))
 
     def address(self, name: str) -> str:
@@ -127,7 +132,11 @@ class LeaderRecords(Records):
             match command:
                 case AnswerAction():
                     self._answer(command)
+                    self.quotas.change(command.settled)
+                case ChangeHolds():
+                    self.quotas.change(command.changes)
                 case Advance():
+                    self.quotas.change(command.settled)
                     self.steps[command.action] = (command.stage, self.carried[command.action, command.stage])
                     self.marks.pop(command.action, None)
                 case Grant():
@@ -137,6 +146,7 @@ class LeaderRecords(Records):
                     need = self.requests[command.action].need
                     if command.begins and need is not None:
                         self.placements[need.trajectory] = (command.node, dict(need.units))
+                    self.quotas.grant(command)
                     self._send(incarnation, command)
                 case ForgetTrajectory():
                     self.placements.pop(command.trajectory, None)
@@ -148,7 +158,12 @@ class LeaderRecords(Records):
     def tear(self) -> None:
         """The leader dies during a flush: its answers are lost, though the messages of that flush have arrived."""
         writes, self.writes = self.writes, []
-        for kinds in (ForgetTrajectory, Advance, (Grant, Revoke, AskInventory, SetShare, CloseEnvironment)):
+        for kinds in (
+            ForgetTrajectory,
+            Advance,
+            ChangeHolds,
+            (Grant, Revoke, AskInventory, SetShare, CloseEnvironment),
+        ):
             self.writes = [one for one in writes if isinstance(one[1], kinds)]
             self.write(len(self.writes))
         self.take_over()

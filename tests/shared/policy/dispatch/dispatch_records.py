@@ -5,6 +5,7 @@ The laws use nothing of the dispatcher's internals: they hold for any observer o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from shared.policy.model.formulation import AnswerAction, Command, Grant, Reques
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, ParkReport
+from tests.shared.policy.dispatch.dispatch_quotas import StoredQuotas
+from tests.shared.policy.strategies import QUOTAS
 
 MOST_ATTEMPTS = 3
 
@@ -73,6 +76,10 @@ class Records:
     elastic_grants: int = 0
     """Grants of more than the fewest units."""
     hellos: list[tuple[float, Node]] = field(default_factory=list)
+    quotas: StoredQuotas = field(default_factory=lambda: StoredQuotas(dict(QUOTAS)))
+    """Quotas as the store has them."""
+    cut: set[str] = field(default_factory=set)
+    """Hosts that were ever cut off: the leader may have counted them as lost while they ran on."""
 
     # ---- decisions and answers ---------------------------------------------------------------------------------
 
@@ -145,6 +152,16 @@ class Records:
                     self.starved += 1
                     assert owned == capacity, f"{pool.name}: work waits without a planner although units are not owned"
 
+    def check_quotas(self) -> None:
+        """Assert that what runs never exceeds a concurrency, and grants no rate in any window."""
+        hosts = [host for host in self.hosts.values() if host.alive and host.name not in self.cut]
+        held = [run.grant.hold.amounts for host in hosts for run in host.runs.values() if run.grant.hold is not None]
+        for name in self.quotas.fixed:
+            used = sum(amounts.get(name, 0.0) for amounts in held)
+            most = min(self.quotas.limits[name].concurrency, default=math.inf)
+            assert used <= most + 1e-6, f"{used} of {name} run at once"
+        self.quotas.check_windows()
+
     def check_backlog(self) -> None:
         """Assert that reported waiting work waits, and that reported stuck work could run on no present node."""
         cluster = self.leader.cluster
@@ -157,6 +174,8 @@ class Records:
             if why_stuck(action.work, found.pools, action.request.need)
         ]
         for action in stuck:
+            if cluster.quotas.lacks(action.work.quotas):
+                continue
             nodes = cluster.nodes.of(cluster.queues.pool(action.work.pool))
             assert not any(action.could_run_on(node) for node in nodes), f"not stuck: {action}"
         assert sum(pool.stuck for pool in found.pools) <= len(stuck)

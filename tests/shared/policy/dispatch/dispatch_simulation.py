@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.stimuli import NodeLost, NodeSeen, TickPassed, TrajectoryClosed
 from shared.policy.model.formulation import (
     AskInventory,
@@ -20,6 +21,7 @@ from shared.policy.model.formulation import (
     Revoke,
     TrajectoryEnd,
 )
+from shared.policy.model.quotas import QuotaLimits
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, ParkReport, Run
@@ -245,12 +247,26 @@ class DispatchSimulation(LeaderRecords):
                     self.end(host, run, "cancelled" if run.revoked else "ok", None if run.revoked else True)
             self.lead_reads(len(self.outcomes))
 
+    def _relax_quotas(self) -> None:
+        """Compare the levels of the leader with the store's, then let every quota give whatever is needed."""
+        self.write(len(self.writes))
+        quotas = self.leader.cluster.quotas
+        for name, limits in self.quotas.limits.items():
+            for rate in limits.rates:
+                found, stored = quotas.missing(name, rate, self.now), self.quotas.missing(name, rate, self.now)
+                assert abs(found - stored) < 1e-6, f"{name} {rate}: {found} at the leader, {stored} in the store"
+        self.quotas.fixed = frozenset()
+        for name in ("search", "money", "changing"):
+            self.quotas.set(name, QuotaLimits((100.0,)))
+            self.do(self.leader.handle(self.now, QuotaSet(name, QuotaLimits((100.0,)))))
+
     def quiesce(self) -> None:
         """Repair everything: whatever can be answered is answered, and nothing is left anywhere."""
         for host in self.hosts.values():
             host.reachable = True
             if not host.alive:
                 self.start(host)
+        self._relax_quotas()
         for _ in range(3 * len(self.journal) + 20):
             self.settle(2)
             self.pass_time(5.0)
@@ -275,6 +291,8 @@ class DispatchSimulation(LeaderRecords):
         assert not self.leader.cluster.trajectories.turns
         assert not self.leader.cluster.environments.placements
         assert not self.leader.cluster.environments.orphans
+        assert not self.leader.cluster.quotas.holds
+        assert not self.quotas.holds, "a hold stays in the store"
         for pool in self.leader.cluster.queues.pools.values():
             assert not pool.queue
             assert not pool.stuck

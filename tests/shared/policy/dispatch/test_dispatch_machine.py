@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.stimuli import (
     ActionCancelled,
     AttemptStarted,
@@ -20,6 +21,7 @@ from shared.policy.dispatch.stimuli import (
     TargetReceived,
 )
 from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, TrajectoryEnd
+from shared.policy.model.quotas import QuotaLimits
 from shared.policy.model.results import ExecutionStatus
 from tests.shared.policy import strategies
 from tests.shared.policy.dispatch.dispatch_hosts import Host
@@ -94,8 +96,14 @@ class MeshMachine(RuleBasedStateMachine):
         for draft in drafts:
             now, name = simulation.now, f"r{len(simulation.requests)}"
             arrival, deadline_s = (round(now * 1000), len(simulation.requests)), now + draft["budget_s"]
-            stages = (replace(draft["work"], name="s0"),)
+            stages = (replace(draft["work"], name="s0", quotas=draft["quotas"]),)
             simulation.submit(Request(name, "ada", "t", "", arrival, stages, deadline_s, need=draft["need"]))
+
+    @rule(concurrency=st.none() | st.sampled_from([0.5, 1.0, 3.0]))
+    def set_quota(self, concurrency: float | None) -> None:
+        limits = None if concurrency is None else QuotaLimits((concurrency,))
+        self.simulation.quotas.set("changing", limits)
+        self.simulation.do(self.simulation.leader.handle(self.simulation.now, QuotaSet("changing", limits)))
 
     @rule(need=st.sampled_from(strategies.ENVIRONMENTS))
     def close(self, need: EnvironmentNeed) -> None:
@@ -230,6 +238,7 @@ class MeshMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def cut_off_or_rejoin(self, pick: int) -> None:
         self.host(pick).reachable ^= True
+        self.simulation.cut.add(self.host(pick).name)
 
     @rule(pick=picks)
     def started(self, pick: int) -> None:
@@ -282,6 +291,7 @@ class MeshMachine(RuleBasedStateMachine):
         self.simulation.check_shares()
         self.simulation.check_backlog()
         self.simulation.check_snapshots()
+        self.simulation.check_quotas()
 
     def teardown(self) -> None:
         if hasattr(self, "simulation"):

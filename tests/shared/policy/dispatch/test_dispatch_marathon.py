@@ -46,6 +46,7 @@ def acts(rng: random.Random) -> list[dict[str, Any]]:
     return [
         {
             "need": rng.choice(ENVIRONMENTS),
+            "quotas": rng.choice([{}, {}, {"search": 1.0}, {"search": 1.0, "changing": 0.5}]),
             "work": work(units={"cores": rng.randint(1, 3)}, kind="act", timeout_s=5.0, repeatable=rng.random() < 0.5),
             "budget_s": rng.choice([20.0, 1e6, 1e6]),
         }

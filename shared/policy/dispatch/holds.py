@@ -1,0 +1,121 @@
+"""Holds of attempts: what each has taken of quotas, from its grant until its node reports its end, like its units.
+
+Changes on their way to the store: each goes with the write that ends its attempt, if there is one.
+
+An answer or the next stage ends an attempt in the store; its hold is settled in the same atomic write. A retry, an
+orphan and a lost node have no such write: their changes are written before the commands that follow. So the store never
+counts more as taken than the leader does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.nodes import Nodes
+from shared.policy.model.formulation import Advance, AnswerAction, ChangeHolds, Command
+from shared.policy.model.quotas import QuotaHold, Settled, hold_key
+from shared.policy.model.reports import HeldGrant, HeldGrants, holds
+from shared.policy.resources.ledger import Node
+from shared.policy.resources.quotas import Quotas
+
+
+@dataclass(slots=True)
+class AttemptHolds:
+    """Begins and ends holds with the attempts that have them. Cost only where work takes quotas."""
+
+    quotas: Quotas
+    nodes: Nodes
+    granted: dict[str, dict[str, ActionState]]
+    """Node -> action -> its state: the cluster's."""
+
+    def begin(self, action: ActionState, node: Node, now: float, *, adopted: bool) -> None:
+        """Take the quotas of a new attempt, or hold those of one that the node reports (`adopted`)."""
+        known = self.quotas.holds.get(action.hold_key)
+        if known is not None:  # restored from the store
+            self.quotas.ends[known.key] = action.expected_end_s
+            return
+        attempt = (action.request.id, action.stage, action.attempt)
+        hold = QuotaHold(*attempt, node.name, node.incarnation, now, action.work.quotas, action.serial)
+        change = self.quotas.adopt if adopted else self.quotas.take
+        change(hold, action.expected_end_s)
+
+    def orphan_reported(self, action: ActionState, node: Node, held: HeldGrant, now: float) -> None:
+        """Hold what an unwanted attempt takes. Its hold may have been settled while its node counted as lost."""
+        amounts = action.request.stages[held.stage].quotas
+        if amounts and hold_key(action.request.id, held.stage, held.attempt) not in self.quotas.holds:
+            attempt = (action.request.id, held.stage, held.attempt)
+            self.quotas.adopt(QuotaHold(*attempt, node.name, node.incarnation, now, amounts), now)
+
+    def orphan_ended(self, node: Node, action: str, stage: int, attempt: int) -> None:
+        """Free the units and quotas of an orphan, if this attempt is one."""
+        if node.orphan_ended(action, stage, attempt) and self.quotas.holds:
+            self.quotas.settle(hold_key(action, stage, attempt))
+
+    def reconcile(self, node: Node, held: HeldGrants, asked: int) -> None:
+        """Settle the holds of attempts that a node's inventory should list and does not."""
+        for hold in self.quotas.on_node(node.name):
+            listed = holds(held, hold.action, hold.stage, hold.attempt)
+            if hold.serial <= asked and not listed and not self._lives(hold, node):
+                self.quotas.settle(hold.key)
+
+    def node_joins(self, node: Node) -> None:
+        """Settle the holds of earlier incarnations."""
+        for hold in self.quotas.on_node(node.name) if self.quotas.holds else ():
+            if hold.incarnation != node.incarnation and not self._lives(hold, None):
+                self.quotas.settle(hold.key)
+
+    def node_gone(self, name: str) -> None:
+        """Settle the holds of the orphans of a lost node."""
+        for hold in self.quotas.on_node(name) if self.quotas.holds else ():
+            if not self._lives(hold, None):
+                self.quotas.settle(hold.key)
+
+    def expire(self, now: float, grace_s: float) -> None:
+        """Settle the holds of a former leader on nodes that have not come back within `grace_s`."""
+        if self.quotas.holds:
+            waited_for = {action.hold_key for held in self.granted.values() for action in held.values()}
+            self.quotas.settle_absent(now, self.nodes.present, waited_for, grace_s)
+
+    def _lives(self, hold: QuotaHold, node: Node | None) -> bool:
+        """Return whether an action is granted with this attempt, or it is an orphan."""
+        action = self.granted.get(hold.node, {}).get(hold.action)
+        if action is not None and action.hold_key == hold.key:
+            return True
+        orphan = node.orphans.get(hold.action) if node is not None else None
+        return orphan is not None and (orphan.stage, orphan.attempt) == (hold.stage, hold.attempt)
+
+    def check(self) -> None:
+        """Assert the invariants; tests call it after every step, services never do."""
+        self.quotas.check()
+        for held in self.granted.values():
+            for action in held.values():
+                if action.work.quotas and (action.allocated or action.parked):
+                    assert action.hold_key in self.quotas.holds, f"{action.request.id} runs without its quotas"
+        for hold in self.quotas.holds.values():
+            node = self.nodes.present.get(hold.node)
+            if not self._lives(hold, node):
+                assert hold.serial == 0, f"{hold}: nothing will end it"
+                assert node is None or not node.ready, f"{hold}: its node's inventory did not list it"
+
+
+def carry_holds(quotas: Quotas, commands: list[Command]) -> list[Command]:
+    """Return these commands with the changes of holds since the last call."""
+    if not quotas.changes:
+        return commands
+    ended = {one.action for one in commands if isinstance(one, AnswerAction | Advance)}
+    carried: dict[str, list[Settled]] = {}
+    others: list[QuotaHold | Settled] = []
+    for change in quotas.collect():
+        if isinstance(change, Settled) and change.action in ended:
+            carried.setdefault(change.action, []).append(change)
+        else:
+            others.append(change)
+    before: list[Command] = [ChangeHolds(tuple(others))] if others else []
+    return before + [_carrying(one, carried) for one in commands]
+
+
+def _carrying(command: Command, carried: dict[str, list[Settled]]) -> Command:
+    if isinstance(command, AnswerAction | Advance) and (settled := carried.pop(command.action, None)):
+        return replace(command, settled=tuple(settled))
+    return command

@@ -1,0 +1,95 @@
+"""Values of quotas: limits, what an attempt takes of them, and how a hold ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+Amounts = Mapping[str, float]
+"""Quota -> what an action takes of it: of every limit of that quota the same amount."""
+NO_QUOTAS: Final[Amounts] = MappingProxyType({})
+
+
+class Rate(NamedTuple):
+    """Limit of what is taken over time."""
+
+    limit: float
+    """Amount per period."""
+    period_s: float | None = None
+    """None: no refill, as for money."""
+    burst: float | None = None
+    """Most that can be taken at once; None: `limit`."""
+
+    @property
+    def most(self) -> float:
+        """Amount of a full bucket."""
+        return self.limit if self.burst is None else self.burst
+
+    @property
+    def per_s(self) -> float:
+        """Refill per second."""
+        return 0.0 if self.period_s is None else self.limit / self.period_s
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLimits:
+    """Limits of one quota."""
+
+    concurrency: tuple[float, ...] = ()
+    rates: tuple[Rate, ...] = ()
+    """At most one for each period."""
+
+    def __post_init__(self) -> None:
+        numbers = [*self.concurrency, *(number for rate in self.rates for number in (rate.limit, rate.most))]
+        if not all(number >= 0 and math.isfinite(number) for number in numbers):
+            raise ValueError(f"limits must be finite and not negative: {self}")
+        periods = [rate.period_s for rate in self.rates]
+        if not all(period is None or (period > 0 and math.isfinite(period)) for period in periods):
+            raise ValueError(f"periods must be positive: {self}")
+        if len(set(periods)) < len(periods):
+            raise ValueError(f"two rates have the same period: {self}")
+
+
+class QuotaHold(NamedTuple):
+    """What one attempt has taken, from its grant until its end is reported."""
+
+    action: str
+    stage: int
+    attempt: int
+    node: str
+    incarnation: str
+    at_s: float
+    """Time of the grant."""
+    amounts: Amounts
+    serial: int = 0
+    """Serial of the grant, orders it against inventories; 0: granted by a former leader."""
+
+    @property
+    def key(self) -> str:
+        """Identity: an attempt may be an orphan while another one of its action is granted."""
+        return hold_key(self.action, self.stage, self.attempt)
+
+
+def hold_key(action: str, stage: int, attempt: int) -> str:
+    """Identity of what an attempt holds."""
+    return f"{action}/{stage}/{attempt}"
+
+
+class Refund(NamedTuple):
+    """Amount that is given back to one rate, because the attempt has not begun."""
+
+    quota: str
+    rate: Rate
+    amount: float
+    at_s: float
+
+
+class Settled(NamedTuple):
+    """End of a hold, for the store."""
+
+    key: str
+    action: str
+    refunds: tuple[Refund, ...] = ()

@@ -1,0 +1,274 @@
+"""Quotas: resources that belong to no node, shared by the whole mesh. A part of the one ledger.
+
+A quota has limits of concurrency (held from the grant until the end of the attempt is reported, like units; an orphan
+keeps them) and rates (taken at the grant and refilled by time). All limits of a quota hold at once. Laws:
+  - what is taken of a concurrency limit never exceeds it, unless the limit was lowered; then nothing is granted until
+    enough has ended;
+  - in every window of w seconds a rate gives at most burst + limit * w / period, and one without a period gives at most
+    its limit, ever. An attempt that is known not to have begun does not count;
+  - a hold is taken of all its quotas or of none, and settled once.
+
+Oracle: tests/shared/policy/resources/test_quotas.py. The store repeats each take and each settlement with the same
+arithmetic (`send_grants`), so a new leader reads exactly this state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from shared.policy.model.quotas import Amounts, QuotaHold, QuotaLimits, Rate, Refund, Settled
+
+ROUNDING: Final = 1e-9
+"""Relative excess of a limit that counts as rounding."""
+
+
+class Taken(NamedTuple):
+    """Level of one rate."""
+
+    used: float = 0.0
+    """Amount missing from the full bucket at that time."""
+    at_s: float = 0.0
+
+    def at(self, now: float, rate: Rate) -> float:
+        """Amount missing from the full bucket now."""
+        return max(0.0, self.used - max(0.0, now - self.at_s) * rate.per_s)
+
+
+@dataclass(slots=True)
+class Quotas:
+    """Quotas of the mesh by name, and what is taken of them. Every method is O(limits of the named quotas)."""
+
+    limits: dict[str, QuotaLimits] = field(default_factory=dict)
+    holds: dict[str, QuotaHold] = field(default_factory=dict)
+    """By `QuotaHold.key`."""
+    taken: dict[tuple[str, float | None], Taken] = field(default_factory=dict)
+    """(Quota, period of a rate) -> its level. Kept while the quota is unknown: its limits may come back."""
+    used: dict[str, float] = field(default_factory=dict)
+    """Quota -> amounts of its holds together."""
+    holders: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Quota -> `QuotaHold.key` -> amount."""
+    changes: list[QuotaHold | Settled] = field(default_factory=list)
+    """Settlements, and holds that a node reported, that were not yet collected for the store (`collect`)."""
+    refunded: bool = False
+    """A rate without refill got something back: actions that were set aside for it may be queued again."""
+    absent_s: dict[str, float] = field(default_factory=dict)
+    """Node of a former leader's hold -> time since which it has been absent."""
+    ends: dict[str, float] = field(default_factory=dict)
+    """`QuotaHold.key` -> predicted end of its attempt; the time of the grant for one of a former leader."""
+
+    # ---- limits ------------------------------------------------------------------------------------------------
+
+    def set(self, name: str, limits: QuotaLimits | None) -> None:
+        """Create, change or delete (None) a quota. What is taken of it stays taken."""
+        if limits is None:
+            self.limits.pop(name, None)
+        else:
+            self.limits[name] = limits
+
+    def lacks(self, amounts: Amounts) -> str:
+        """Return why these amounts can never be taken under the present limits; empty if they can, now or later."""
+        for name, amount in amounts.items():
+            limits = self.limits.get(name)
+            if limits is None:
+                return f"there is no quota {name!r}"
+            for most in limits.concurrency:
+                if _exceeds(amount, most):
+                    return f"it needs {amount:g} of the quota {name!r}, whose concurrency is {most:g}"
+            for rate in limits.rates:
+                if _exceeds(amount, rate.most):
+                    return f"it needs {amount:g} of the quota {name!r}, which gives {rate.most:g} at once"
+                if not rate.per_s and _exceeds(self.missing(name, rate, 0.0) + amount, rate.most):
+                    left = max(0.0, rate.most - self.missing(name, rate, 0.0))
+                    return f"it needs {amount:g} of the quota {name!r}, of which {left:g} are left and none is refilled"
+        return ""
+
+    def missing(self, name: str, rate: Rate, now: float) -> float:
+        """Amount that is missing from the full bucket of a rate."""
+        level = self.taken.get((name, rate.period_s))
+        return 0.0 if level is None else level.at(now, rate)
+
+    # ---- decisions ---------------------------------------------------------------------------------------------
+
+    def fits(self, amounts: Amounts, now: float) -> bool:
+        """Return whether all these amounts can be taken now."""
+        for name, amount in amounts.items():
+            limits = self.limits.get(name)
+            if limits is None:
+                return False
+            used = self.used.get(name, 0.0)
+            if any(_exceeds(used + amount, most) for most in limits.concurrency):
+                return False
+            if any(_exceeds(self.missing(name, rate, now) + amount, rate.most) for rate in limits.rates):
+                return False
+        return True
+
+    def free_at(self, amounts: Amounts, now: float) -> float:
+        """Return when these amounts can be taken together: exact for rates; by predicted ends for concurrency. Infinity
+        if never. O(holds of the quota) if concurrency lacks.
+        """
+        at_s = now
+        for name, amount in amounts.items():
+            limits = self.limits.get(name)
+            if limits is None:
+                return math.inf
+            for rate in limits.rates:
+                at_s = max(at_s, self._refilled_at(name, rate, amount, now))
+            for most in limits.concurrency:
+                at_s = max(at_s, self._ended_at(name, most - amount, now))
+        return at_s
+
+    def _refilled_at(self, name: str, rate: Rate, amount: float, now: float) -> float:
+        excess = self.missing(name, rate, now) + amount - rate.most
+        if excess <= ROUNDING * max(1.0, rate.most):
+            return now
+        return now + excess / rate.per_s if rate.per_s and not _exceeds(amount, rate.most) else math.inf
+
+    def _ended_at(self, name: str, most: float, now: float) -> float:
+        """Return when what is held is predicted to be at most this."""
+        used = self.used.get(name, 0.0)
+        if not _exceeds(used, most):
+            return now
+        for end_s, amount in sorted((self.ends[key], amount) for key, amount in self.holders.get(name, {}).items()):
+            used -= amount
+            if not _exceeds(used, most):
+                return max(now, end_s)
+        return math.inf
+
+    def delays(self, head: Amounts, until_s: float, amounts: Amounts, end_s: float, now: float) -> bool:
+        """Return whether taking these amounts now, until `end_s`, would make too little left for the head at `until_s`.
+
+        Only quotas that both name matter. If `until_s` is infinite, the head must fit now. O(holds of these quotas).
+        """
+        until_s = now if until_s == math.inf else until_s
+        for name, amount in amounts.items():
+            limits = self.limits.get(name)
+            if name not in head or limits is None:
+                continue
+            for rate in limits.rates:
+                missing = Taken(self.missing(name, rate, now) + amount, now).at(until_s, rate)
+                if _exceeds(missing + head[name], rate.most):
+                    return True
+            if limits.concurrency and end_s > until_s:
+                holders = self.holders.get(name, {})
+                held = sum(taken for key, taken in holders.items() if self.ends[key] > until_s)
+                if any(_exceeds(held + amount + head[name], most) for most in limits.concurrency):
+                    return True
+        return False
+
+    # ---- changes of what is taken: all of them are here --------------------------------------------------------
+
+    def take(self, hold: QuotaHold, end_s: float) -> None:
+        """Take what an attempt needs, when it is granted. `end_s`: predicted end of the attempt."""
+        self.restore(hold, end_s)
+        for name, amount in hold.amounts.items():
+            for rate in self._rates(name):
+                missing = self.missing(name, rate, hold.at_s)
+                self.taken[name, rate.period_s] = Taken(missing + amount, hold.at_s)
+
+    def restore(self, hold: QuotaHold, end_s: float) -> None:
+        """Add a hold of a former leader, whose rates were restored with `restore_level`."""
+        assert hold.key not in self.holds, f"{hold.key} is taken twice"
+        self.holds[hold.key], self.ends[hold.key] = hold, end_s
+        for name, amount in hold.amounts.items():
+            self.used[name] = self.used.get(name, 0.0) + amount
+            self.holders.setdefault(name, {})[hold.key] = amount
+
+    def adopt(self, hold: QuotaHold, end_s: float) -> None:
+        """Hold again what a node reports of an attempt that was counted as lost. Its rates were taken at the grant."""
+        self.restore(hold, end_s)
+        self.changes.append(hold)
+
+    def restore_level(self, name: str, period_s: float | None, level: Taken) -> None:
+        """Restore the level of a rate from the store."""
+        self.taken[name, period_s] = level
+
+    def settle(self, key: str, *, not_begun_s: float | None = None) -> None:
+        """End a hold: its concurrency is free. No effect if it is not known (settled before).
+
+        `not_begun_s`: the present time, if the attempt has certainly not begun. Then each rate gets back what it would
+        have now without the attempt. That is less if it has refilled meanwhile: another may have used the refill.
+        """
+        hold = self._remove(key)
+        if hold is None:
+            return
+        refunds: list[Refund] = []
+        if not_begun_s is not None:
+            for name, amount in hold.amounts.items():
+                for rate in self._rates(name):
+                    back = amount - max(0.0, not_begun_s - hold.at_s) * rate.per_s
+                    if back > 0:
+                        self._refund(name, rate, back, not_begun_s)
+                        refunds.append(Refund(name, rate, back, not_begun_s))
+        self.changes.append(Settled(key, hold.action, tuple(refunds)))
+
+    def undo(self, key: str) -> None:
+        """Undo a take whose grant was never sent. The store does not know it."""
+        hold = self._remove(key)
+        if hold is not None:
+            for name, amount in hold.amounts.items():
+                for rate in self._rates(name):
+                    self._refund(name, rate, amount, hold.at_s)
+
+    def _refund(self, name: str, rate: Rate, amount: float, now: float) -> None:
+        level = self.taken.get((name, rate.period_s))
+        if level is not None:
+            now = max(now, level.at_s)
+            self.refunded = self.refunded or not rate.per_s
+            self.taken[name, rate.period_s] = Taken(max(0.0, level.at(now, rate) - amount), now)
+
+    def _remove(self, key: str) -> QuotaHold | None:
+        hold = self.holds.pop(key, None)
+        if hold is not None:
+            del self.ends[key]
+            for name, amount in hold.amounts.items():
+                self.used[name] -= amount
+                del self.holders[name][key]
+                if not self.holders[name]:
+                    del self.used[name], self.holders[name]  # exactly nothing, without rounding errors
+        return hold
+
+    def _rates(self, name: str) -> tuple[Rate, ...]:
+        limits = self.limits.get(name)
+        return () if limits is None else limits.rates
+
+    def rates_of(self, amounts: Amounts) -> tuple[tuple[str, Rate], ...]:
+        """Return all rates of these quotas."""
+        return tuple((name, rate) for name in amounts for rate in self._rates(name))
+
+    def on_node(self, node: str) -> list[QuotaHold]:
+        """Holds of attempts on a node. O(holds)."""
+        return [hold for hold in self.holds.values() if hold.node == node]
+
+    def settle_absent(self, now: float, present: Container[str], waited_for: Container[str], grace_s: float) -> None:
+        """Settle holds of a former leader's attempts whose node does not come back within `grace_s`.
+
+        `waited_for`: keys of attempts for whose report an action waits; they are settled with it.
+        """
+        for node in {hold.node for hold in self.holds.values()}:
+            if node in present:
+                self.absent_s.pop(node, None)
+            elif now - self.absent_s.setdefault(node, now) > grace_s:
+                for hold in self.on_node(node):
+                    if hold.key not in waited_for:
+                        self.settle(hold.key)
+
+    def collect(self) -> list[QuotaHold | Settled]:
+        """Return the changes since the last call, for the store."""
+        changes, self.changes = self.changes, []
+        return changes
+
+    # ---- invariants --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert the invariants; tests call it after every step, services never do."""
+        assert self.ends.keys() == self.holds.keys(), "each hold has a predicted end"
+        for name in {*self.used, *(name for hold in self.holds.values() for name in hold.amounts)}:
+            used = sum(hold.amounts.get(name, 0.0) for hold in self.holds.values())
+            assert math.isclose(used, self.used.get(name, 0.0), abs_tol=1e-6), f"amounts held of {name}"
+
+
+def _exceeds(amount: float, most: float) -> bool:
+    return amount > most + ROUNDING * max(1.0, most)

@@ -1,0 +1,176 @@
+"""Quotas compared with an oracle that only remembers grants and ends: no limit is exceeded in any window."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Settled
+from shared.policy.resources.quotas import Quotas, Taken
+
+amounts = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.7])
+rates = st.builds(Rate, st.sampled_from([1.0, 2.0, 5.0]), st.none() | st.sampled_from([0.5, 1.0, 10.0]))
+bursts = st.builds(lambda rate, burst: rate._replace(burst=burst), rates, st.none() | st.sampled_from([1.0, 4.0, 9.0]))
+limits = st.builds(
+    QuotaLimits,
+    st.lists(st.sampled_from([1.0, 2.0, 4.5]), max_size=2).map(tuple),
+    st.lists(bursts, max_size=3, unique_by=lambda rate: rate.period_s).map(tuple),
+)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["grant", "grant", "grant", "end", "not begun", "undo"]),
+        st.floats(0, 3),
+        st.dictionaries(st.sampled_from(["a", "b"]), amounts, max_size=2),
+        st.integers(0, 5),
+    ),
+    max_size=40,
+)
+
+
+@dataclass
+class History:
+    """Oracle: every attempt that has begun, and what runs."""
+
+    limits: dict[str, QuotaLimits]
+    begun: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    running: dict[str, QuotaHold] = field(default_factory=dict)
+
+    def check(self) -> None:
+        for name, one in self.limits.items():
+            used = sum(hold.amounts.get(name, 0.0) for hold in self.running.values())
+            assert all(used <= most + 1e-6 for most in one.concurrency)
+            taken = [(at_s, amounts.get(name, 0.0)) for at_s, amounts in self.begun]
+            for rate in one.rates:
+                for first, (begin_s, _) in enumerate(taken):
+                    total = 0.0
+                    for end_s, amount in taken[first:]:
+                        total += amount
+                        assert total <= rate.most + (end_s - begin_s) * rate.per_s + 1e-6, f"{name} {rate}"
+
+
+@given(st.fixed_dictionaries({"a": limits, "b": limits}), steps)
+@settings(deadline=None)
+def test_no_limit_is_exceeded_in_any_window(
+    by_name: dict[str, QuotaLimits], history: list[tuple[str, float, dict[str, float], int]]
+) -> None:
+    quotas, oracle, now = Quotas(dict(by_name)), History(by_name), 100.0
+    for number, (what, pause_s, wanted, pick) in enumerate(history):
+        now += pause_s
+        hold = QuotaHold(f"r{number}", 0, 1, "n", "1", now, wanted)
+        if what == "grant" and quotas.fits(wanted, now):
+            quotas.take(hold, now + 1.0)
+            oracle.running[hold.key] = hold
+            oracle.begun.append((now, wanted))
+        elif what == "undo" and quotas.fits(wanted, now):
+            before = dict(quotas.used), {key: quotas.missing(key, rate, now) for key, rate in _rates(by_name)}
+            quotas.take(hold, now + 1.0)
+            quotas.undo(hold.key)
+            after = dict(quotas.used), {key: quotas.missing(key, rate, now) for key, rate in _rates(by_name)}
+            assert before[0] == after[0]
+            assert before[1] == pytest.approx(after[1])
+        elif what in ("end", "not begun") and oracle.running:
+            key = list(oracle.running)[pick % len(oracle.running)]
+            ended = oracle.running.pop(key)
+            quotas.settle(key, not_begun_s=now if what == "not begun" else None)
+            if what == "not begun":
+                oracle.begun.remove((ended.at_s, dict(ended.amounts)))
+        quotas.check()
+        oracle.check()
+    for key in list(oracle.running):
+        quotas.settle(key)
+    assert not quotas.holds
+    assert not quotas.used
+
+
+def _rates(by_name: dict[str, QuotaLimits]) -> list[tuple[str, Rate]]:
+    return [(name, rate) for name, one in by_name.items() for rate in one.rates]
+
+
+@given(limits, st.floats(0, 5), st.floats(0.01, 30))
+@settings(deadline=None)
+def test_a_quota_is_free_at_the_time_that_is_predicted_and_not_before(
+    one: QuotaLimits, used: float, wait_s: float
+) -> None:
+    quotas = Quotas({"a": one})
+    quotas.take(QuotaHold("r", 0, 1, "n", "1", 100.0, {"a": used}), 103.0)
+    at_s = quotas.free_at({"a": 1.0}, 100.0)
+    if at_s == math.inf:
+        quotas.settle("r/0/1")
+        stuck = quotas.lacks({"a": 1.0})
+        assert stuck or any(used > most for most in one.concurrency) or quotas.free_at({"a": 1.0}, 100.0) < math.inf
+        return
+    if at_s >= 103.0 and any(used + 1.0 > most for most in one.concurrency):
+        quotas.settle("r/0/1")
+    assert quotas.fits({"a": 1.0}, at_s)
+    earlier = at_s - min(wait_s, (at_s - 100.0) / 2)
+    if earlier < at_s - 1e-6 and at_s != 103.0:
+        assert not quotas.fits({"a": 1.0}, earlier)
+
+
+def test_all_limits_of_a_quota_hold_at_once() -> None:
+    quotas = Quotas({"a": QuotaLimits((3.0, 2.0), (Rate(2, 1.0), Rate(3, 60.0)))})
+    for number, now in enumerate((0.0, 0.0)):
+        assert quotas.fits({"a": 1.0}, now)
+        quotas.take(QuotaHold(f"r{number}", 0, 1, "n", "1", now, {"a": 1.0}), 9.0)
+    assert not quotas.fits({"a": 1.0}, 10.0), "the smaller concurrency"
+    quotas.settle("r0/0/1")
+    quotas.settle("r1/0/1")
+    assert quotas.fits({"a": 1.0}, 1.0)
+    quotas.take(QuotaHold("r2", 0, 1, "n", "1", 1.0, {"a": 1.0}), 9.0)
+    quotas.settle("r2/0/1")
+    assert not quotas.fits({"a": 1.0}, 2.0), "three in a minute"
+    assert quotas.free_at({"a": 1.0}, 2.0) == pytest.approx(20.0)
+
+
+def test_an_amount_that_can_never_be_taken_is_named() -> None:
+    quotas = Quotas({"a": QuotaLimits((2.0,), (Rate(5.0), Rate(3.0, 1.0)))})
+    assert quotas.lacks({"b": 1.0}) == "there is no quota 'b'"
+    assert quotas.lacks({"a": 2.5}) == "it needs 2.5 of the quota 'a', whose concurrency is 2"
+    assert quotas.lacks({"a": 2.0}) == ""
+    quotas.take(QuotaHold("r", 0, 1, "n", "1", 0.0, {"a": 2.0}), 1.0)
+    quotas.settle("r/0/1")
+    quotas.take(QuotaHold("s", 0, 1, "n", "1", 1.0, {"a": 2.0}), 2.0)
+    assert quotas.lacks({"a": 2.0}) == "it needs 2 of the quota 'a', of which 1 are left and none is refilled"
+    quotas.set("a", QuotaLimits((1.0,), (Rate(4.0, 1.0, 0.5),)))
+    assert quotas.lacks({"a": 1.0}) == "it needs 1 of the quota 'a', which gives 0.5 at once"
+
+
+def test_a_hold_is_settled_once_and_reported_to_the_store() -> None:
+    quotas = Quotas({"a": QuotaLimits((1.0,), (Rate(10.0, 10.0),))})
+    quotas.take(QuotaHold("r", 0, 1, "n", "1", 0.0, {"a": 1.0}), 1.0)
+    for _ in range(2):
+        quotas.settle("r/0/1")
+    assert quotas.collect() == [Settled("r/0/1", "r")]
+    assert quotas.collect() == []
+
+
+def test_a_refund_does_not_give_back_what_has_refilled_meanwhile() -> None:
+    quotas = Quotas({"a": QuotaLimits((), (Rate(10.0, 10.0),))})
+    quotas.take(QuotaHold("r", 0, 1, "n", "1", 0.0, {"a": 10.0}), 1.0)
+    quotas.take(QuotaHold("s", 0, 1, "n", "1", 10.0, {"a": 10.0}), 11.0)
+    quotas.settle("r/0/1", not_begun_s=10.0)
+    assert not quotas.fits({"a": 1.0}, 10.0), "the bucket would have been full at 10 s without it, too"
+    assert quotas.taken["a", 10.0] == Taken(10.0, 10.0)
+
+
+def test_a_lowered_limit_takes_nothing_away() -> None:
+    quotas = Quotas({"a": QuotaLimits((2.0,))})
+    for number in range(2):
+        quotas.take(QuotaHold(f"r{number}", 0, 1, "n", "1", 0.0, {"a": 1.0}), 1.0)
+    quotas.set("a", QuotaLimits((1.0,)))
+    quotas.settle("r0/0/1")
+    assert not quotas.fits({"a": 1.0}, 2.0)
+    quotas.settle("r1/0/1")
+    assert quotas.fits({"a": 1.0}, 2.0)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"concurrency": (-1.0,)}, {"rates": (Rate(1, 0.0),)}, {"rates": (Rate(1, 2.0), Rate(5, 2.0))}]
+)
+def test_limits_that_cannot_be_are_rejected(limits: dict[str, tuple[float, ...]]) -> None:
+    with pytest.raises(ValueError, match=r"must|same"):
+        QuotaLimits(**limits)  # type: ignore[arg-type]

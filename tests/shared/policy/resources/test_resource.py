@@ -1,0 +1,188 @@
+"""The protocol of resources, with a second implementation: aligned chunks, against every possible placement."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import AttemptsEnded, InventoryReported, NodeJoined, RequestsSubmitted
+from shared.policy.elastic.arrange import Choices, arrange
+from shared.policy.elastic.scheduling import allot
+from shared.policy.model.elasticity import Elasticity
+from shared.policy.model.formulation import Grant
+from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
+from shared.policy.resources.ledger import Node, place
+from shared.policy.resources.resource import PlainUnits, ResourceSpec, lasting
+from tests.shared.policy.elastic.elastic_oracle import modelled
+from tests.shared.policy.resources.chunks import CHUNKS, SIZES, Chunks
+from tests.shared.policy.strategies import request, work
+
+sizes = st.sampled_from(SIZES)
+choices = st.sets(sizes, min_size=1).flatmap(
+    lambda amounts: st.lists(st.integers(0, 20).map(float), min_size=len(amounts), max_size=len(amounts)).map(
+        lambda costs: Choices(sorted(amounts), costs)
+    )
+)
+
+
+def partly_taken(taken: list[tuple[int, bool]]) -> Chunks:
+    """Eight units of which some are taken; those taken and given back leave holes."""
+    chunks = Chunks(8, CHUNKS)
+    for number, (units, _) in enumerate(taken):
+        if chunks.fits(units):
+            chunks.take(units, f"other {number}")
+    for number, (units, back) in enumerate(taken):
+        if back and f"other {number}" in chunks.cells:
+            chunks.give_back(units, f"other {number}")
+    return chunks
+
+
+def placements(free: frozenset[int], wanted: tuple[int, ...]) -> bool:
+    """Oracle: try every aligned cell for each."""
+    if not wanted:
+        return True
+    cells = [frozenset(range(start, start + wanted[0])) for start in range(0, 8, wanted[0])]
+    return any(placements(free - cell, wanted[1:]) for cell in cells if cell <= free)
+
+
+taken = st.lists(st.tuples(sizes, st.booleans()), max_size=6)
+
+
+@given(taken, st.lists(choices, min_size=1, max_size=4))
+@settings(deadline=None)
+def test_the_dp_over_chunks_is_the_best_of_all_placements(
+    others: list[tuple[int, bool]], candidates: list[Choices]
+) -> None:
+    chunks = partly_taken(others)
+    free = frozenset(chunks._free_units())
+    table = arrange(candidates, chunks.states({}))
+    for count in range(1, len(candidates) + 1):
+        costs = [
+            sum(one.costs[one.amounts.index(units)] for one, units in zip(candidates, wanted, strict=False))
+            for wanted in itertools.product(*[one.amounts for one in candidates[:count]])
+            if placements(free, wanted)
+        ]
+        assert table.cost(count) == min(costs, default=math.inf)
+
+
+@given(taken, sizes)
+def test_a_chunk_fits_if_some_aligned_cell_is_free(others: list[tuple[int, bool]], units: int) -> None:
+    chunks = partly_taken(others)
+    free = chunks._free_units()
+    assert chunks.fits(units) == placements(frozenset(free), (units,))
+    if chunks.fits(units):
+        chunks.take(units, "me")
+        (cell,) = chunks.cells["me"]
+        assert free.issuperset(cell)
+        assert (len(cell), cell.start % units) == (units, 0)
+        assert placements(frozenset(free), (units, *(sorted(chunks.states({}).reachable[-1], reverse=True))))
+        chunks.give_back(units, "me")
+    assert chunks._free_units() == free
+
+
+@given(st.lists(modelled(), min_size=1, max_size=3), st.integers(0, 3))
+@settings(deadline=None)
+def test_units_in_one_line_are_decided_as_plain_counts(actions: list, spare: int) -> None:  # type: ignore[type-arg]
+    """The same decision with and without the compiled loops."""
+
+    class Row:
+        def __init__(self, units: int) -> None:
+            self.units, self.states = units, units + 1
+
+        def left(self, state: int, units: int) -> int | None:
+            return state - units if units <= state else None
+
+    free = sum(one.amounts[0] for one in actions) + spare
+    counted = allot(actions, free, [], [3.0], evictable=2, rule="paper")
+    structured = allot(actions, Row(free), [], [3.0], evictable=2, rule="paper")
+    assert len(counted) == len(structured)
+
+    def cost(granted: tuple[int, ...]) -> float:
+        pairs = zip(actions, granted, strict=False)
+        return sum(float(one.durations_s[one.amounts.index(units)]) for one, units in pairs)
+
+    assert abs(cost(counted) - cost(structured)) < 1e-6
+
+
+AMOUNTS = replace(
+    work("gpus@cpu", {"gpus": 1}), amounts=SIZES, elasticity=Elasticity("power", exponent=0.9), duration_s=8.0
+)
+
+
+@given(st.lists(st.sampled_from(["one", "two", "elastic", "elastic", "end"]), max_size=40))
+@settings(deadline=None)
+def test_the_dispatcher_grants_chunks_that_never_overlap(steps: list[str]) -> None:
+    dispatcher = Dispatcher(specs={"gpus": CHUNKS})
+    for name in "ab":
+        dispatcher.handle(0.0, NodeJoined(name, "1", "cpu", {"gpus": 8}, frozenset({"run"})))
+        dispatcher.handle(0.0, InventoryReported(name, "1", {}))
+    running: list[Grant] = []
+    for number, step in enumerate(steps):
+        now = float(number)
+        if step == "end" and running:
+            grant = running.pop(0)
+            ended = Ended(grant.action, grant.node, grant.attempt, 0, AttemptResult("ok", True))
+            commands = dispatcher.handle(now, AttemptsEnded((ended,)))
+        elif step != "end":
+            stage = AMOUNTS if step == "elastic" else work("gpus@cpu", {"gpus": 1 if step == "one" else 2})
+            new = request(f"r{number}", stage, at_s=now)
+            commands = dispatcher.handle(now, RequestsSubmitted((new,)))
+        else:
+            commands = []
+        running += [one for one in commands if isinstance(one, Grant)]
+        dispatcher.check()
+        for node in dispatcher.cluster.nodes.present.values():
+            chunks = node.resources["gpus"]
+            assert isinstance(chunks, Chunks)
+            cells = [unit for held in chunks.cells.values() for cell in held for unit in cell]
+            assert len(cells) == len(set(cells)) <= 8
+            assert not chunks.beyond
+            here = {one.action: [one.units["gpus"]] for one in running if one.node == node.name}
+            assert {holder: [len(cell) for cell in held] for holder, held in chunks.cells.items()} == here
+    waiting = dispatcher.cluster.queues.queued
+    for action in waiting.values():
+        nodes = dispatcher.cluster.nodes.present.values()
+        assert action.scales or not any(node.has_free(action.work.units) for node in nodes) or len(waiting) > 1
+
+
+def test_placement_follows_the_strategy_of_the_resource() -> None:
+    nodes = [Node(name, "1", "cpu", {"gpus": 8}, frozenset({"run"}), {"gpus": CHUNKS}) for name in "ab"]
+    for node in nodes:
+        node.ready = True
+    nodes[1].take({"gpus": 4}, "other")
+    chosen = place(nodes, "r", "run", {"gpus": 2}, "gpus")
+    assert chosen is nodes[1], "the block of four is broken, and not the one of eight"
+    chosen = place(nodes, "r", "run", {"gpus": 8}, "gpus")
+    assert chosen is nodes[0]
+
+
+def test_what_a_node_reports_is_held_although_it_does_not_fit() -> None:
+    node = Node("n", "1", "cpu", {"gpus": 2}, frozenset(), {"gpus": CHUNKS})
+    node.take({"gpus": 2, "unknown": 1}, "a")
+    node.take({"gpus": 2}, "b")
+    assert node.used == {"gpus": 4, "unknown": 1}
+    assert not node.has_free({"gpus": 1})
+    node.give_back({"gpus": 2}, "b")
+    node.give_back({"gpus": 2, "unknown": 1}, "a")
+    assert node.has_free({"gpus": 2})
+
+
+def test_an_environment_holds_to_its_end_what_is_not_only_for_its_creation() -> None:
+    specs = {"turns": ResourceSpec("creation"), "memory": ResourceSpec("environment")}
+    assert lasting(specs, {"turns": 1, "memory": 5, "disk": 2}) == {"memory": 5, "disk": 2}
+
+
+def test_plain_units_that_are_owned_limit_what_is_free() -> None:
+    units = PlainUnits(8)
+    units.take(3)
+    units.share = 5
+    assert (units.free, units.fits(2), units.fits(3), units.could_ever(8)) == (2, True, False, True)
+    units.share = 2
+    assert units.free == 0
+    assert units.states({"r": 1}).units == 1

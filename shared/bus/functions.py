@@ -15,7 +15,9 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from shared.bus import keys
 from shared.bus.connection import MEMORY_FULL, command
+from shared.bus.holds import Change, Taking, pack
 from shared.bus.keys import KeyList, Role
+from shared.policy.model.quotas import Settled
 from shared.runtime.errors import Overloaded
 from shared.runtime.units import Epoch, Seconds
 
@@ -26,6 +28,7 @@ SOURCES = (
     "batches.lua",
     "answers.lua",
     "grants.lua",
+    "quotas.lua",
     "trajectories.lua",
     "archive.lua",
     "nodes.lua",
@@ -96,6 +99,8 @@ class Answering(NamedTuple):
     """Trajectory whose environment it needed. Its action is not executed again."""
     used: bytes = b""
     """Usage of an action in a trajectory, JSON: summed for the batch that the trajectory names."""
+    settled: tuple[Settled, ...] = ()
+    """Holds of its attempts."""
 
 
 class Advancing(NamedTuple):
@@ -108,6 +113,8 @@ class Advancing(NamedTuple):
     """Measurements of the earlier stages."""
     outcome: str = ""
     """Entry of `outcomes` that ended the earlier stage. It is deleted together with this."""
+    settled: tuple[Settled, ...] = ()
+    """Holds of the earlier stage's attempts."""
 
 
 class Granting(NamedTuple):
@@ -122,6 +129,8 @@ class Granting(NamedTuple):
     """Trajectory whose environment begins with this grant."""
     placement: bytes = b""
     """Placement of that environment, for a new leader (`shared.bus.trajectories.StoredPlacement`)."""
+    taking: Taking | None = None
+    """What the attempt takes of quotas."""
 
 
 _CODES: dict[int, Any] = {
@@ -248,7 +257,8 @@ async def answer_actions(
             item.unqueued_end_ms,
             item.used,
         )
-    return [flag == 1 for flag in await call(redis, "answer_actions_v2", touched.listed, *args)]
+    settled = [change for item in answers for change in item.settled]
+    return [flag == 1 for flag in await _call_with(settled, redis, "answer_actions", touched.listed, args)]
 
 
 async def send_grants(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) -> None:
@@ -259,7 +269,7 @@ async def send_grants(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) ->
     """
     touched = KeyList(_EPOCH, keys.PLACEMENTS, keys.TRAJECTORIES_DUE)
     args: list[Any] = [epoch]
-    for stream, payload, action, mark, trajectory, placement in grants:
+    for stream, payload, action, mark, trajectory, placement, _ in grants:
         args += (
             touched.position(stream, _alone),
             payload,
@@ -268,16 +278,28 @@ async def send_grants(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) ->
             touched.position(trajectory, keys.trajectory_group) if trajectory else 0,
             placement,
         )
-    await call(redis, "send_grants_v2", touched.listed, *args)
+    taken = [item.taking for item in grants if item.taking is not None]
+    await _call_with(taken, redis, "send_grants", touched.listed, args)
 
 
 async def advance_stages(redis: Redis, epoch: Epoch, steps: Sequence[Advancing]) -> None:
     """Move requests to their next stage."""
     args: list[Any] = [epoch]
-    for _, stage, carried, outcome in steps:
+    for _, stage, carried, outcome, _ in steps:
         args += (stage, carried, outcome)
     actions = (keys.action(step.action) for step in steps)
-    await call(redis, "advance_stages_v2", (_EPOCH, keys.OUTCOMES, *actions), *args)
+    settled = [change for step in steps for change in step.settled]
+    await _call_with(settled, redis, "advance_stages", [_EPOCH, keys.OUTCOMES, *actions], args)
+
+
+async def _call_with(
+    changes: Sequence[Change], redis: Redis, name: str, touched: Sequence[str], args: Sequence[Any]
+) -> Any:
+    """Call a function together with changes of holds, in one atomic write."""
+    if not changes:
+        return await call(redis, f"{name}_v2", touched, *args)
+    touched = (*touched, keys.QUOTA_HOLDS, keys.QUOTA_LEVELS)
+    return await call(redis, f"{name}_with_quotas", touched, *args, pack(changes))
 
 
 async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-from shared.messages import actions, batches, environments, nodes, outcomes
+from shared.messages import actions, batches, environments, nodes, outcomes, quotas
 
 
 class Role(StrEnum):
@@ -217,6 +217,14 @@ TENANTS: Final = "tenants"
 """Hash: tenant -> weight, for tenants whose weight was set."""
 TENANT_CHANGES: Final = "tenants:changes"
 """Counter of the changes of that hash."""
+QUOTAS: Final = "quotas"
+"""Hash: quota -> its limits, JSON."""
+QUOTA_HOLDS: Final = "quotas:holds"
+"""Hash: `action/stage/attempt` -> what the attempt holds of quotas, JSON; from its grant until its end is written."""
+QUOTA_LEVELS: Final = "quotas:levels"
+"""Hash: `<period or empty> <quota>` -> amount that is missing from that rate's full bucket, a space, at what time."""
+QUOTA_CHANGES: Final = quotas.QUOTA_CHANGES.name
+"""Stream: changed limits; bounded."""
 BACKLOG: Final = "backlog"
 """Hash: what waits, as last published by the leader: pools, stuck: actions of batches, batches: open ones."""
 KEPT: Final = "kept"

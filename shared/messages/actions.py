@@ -45,7 +45,9 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     error_score: float = 0.0
     """Score of a sample that ends this stage's scoring function. Older entries end before it."""
     exception_score: float | None = None
-    """Score if this stage's scoring function raises; None: `refused`. Last field: older entries end before it."""
+    """Score if this stage's scoring function raises; None: `refused`. Older entries end before it."""
+    quotas: dict[str, float] = {}
+    """Quota -> what it takes of it, together with its units. Last field: older entries end before it."""
 
 
 class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.v1"):

@@ -35,6 +35,8 @@ class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
     """Score of a sample that ends a trainer's scoring function."""
     exception_score: float | None = None
     """Score if a trainer's scoring function raises; None: `refused`."""
+    quotas: dict[str, float] = {}
+    """What it has taken of quotas, for people. The leader's ledger counts them."""
 
 
 class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):

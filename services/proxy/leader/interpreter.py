@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from redis.asyncio import Redis
 
-from shared.bus import functions, trajectories
+from shared.bus import functions, quotas, trajectories
 from shared.bus.connection import with_retries
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
+from shared.policy.model.quotas import QuotaHold, Settled
 from shared.policy.order.turns import NO_FLOW, TurnQueue
 from shared.runtime import log
 from shared.runtime.units import Epoch, Seconds
@@ -36,17 +38,49 @@ class Forget(NamedTuple):
     reason: str
 
 
-Write = Granting | Answering | Advancing | Discard | Forget
+class HoldsChanged(NamedTuple):
+    """Attempts have ended without an answer, or a node reports one again: what they hold of quotas has changed."""
+
+    settled: tuple[QuotaHold | Settled, ...]
+
+
+Write = Granting | Answering | Advancing | Discard | Forget | HoldsChanged
+
+_QUOTAS = " quotas"
+"""Name that writes with changes of quotas share. No id begins with a blank."""
 
 Answered = Callable[[Answering, bool], None]
 """Called when an answer is durable: (answer, whether this answer counts)."""
+
+
+@dataclass(slots=True)
+class _HoldOrder:
+    """Changes of holds in one flush, which does not write in the order of the writes."""
+
+    taken: set[str] = field(default_factory=set)
+    refunds: bool = False
+
+    def accepts(self, write: Write) -> bool:
+        """Return whether a write may join the flush."""
+        if isinstance(write, Granting):
+            if write.taking is None:
+                return True
+            self.taken.add(write.taking.hold.key)
+            return not self.refunds
+        settled = write.settled if isinstance(write, Answering | Advancing | HoldsChanged) else ()
+        if not settled:
+            return True
+        refunds = any(isinstance(change, Settled) and change.refunds for change in settled)
+        self.refunds = self.refunds or refunds
+        return self.taken.isdisjoint(change.key for change in settled) and not (refunds and self.taken)
 
 
 class Interpreter:
     """Queue of writes. While a flush is under way, the next writes gather.
 
     Tenants take turns. The order stays between writes that share a name: an action, or a trajectory with its actions
-    and its environment. A write that depends on others (the request for an inventory) is put after all.
+    and its environment. Writes that change what is taken of quotas share a name, because a level depends on the order
+    of its changes. A write that depends on others (the request for an inventory) is put after all.
     """
 
     def __init__(self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_batch_s: Seconds) -> None:
@@ -61,6 +95,8 @@ class Interpreter:
 
     def put(self, write: Write, tenant: str = NO_FLOW, names: tuple[str, ...] = ()) -> None:
         """Add a write of a tenant. It leaves after earlier writes that share a name."""
+        if _changes_quotas(write):
+            names = (*names, _QUOTAS)
         self._waiting.put(tenant, write, names)
         self._more.set()
 
@@ -99,14 +135,18 @@ class Interpreter:
         """Return the next writes, tenants in turn.
 
         A flush writes failed creations before grants. One flush must not contain both a grant and a later failed
-        creation for the same trajectory.
+        creation for the same trajectory. The same holds for a hold of quotas and its end, because a repeated flush
+        would take it again; and a refund stays after the grants that were decided before it.
         """
         batch: list[Write] = []
         begun: set[str] = set()
+        order = _HoldOrder()
         most = MOST_SHARED if self._waiting.shared else MOST_AT_ONCE
         while self._waiting and len(batch) < most:
             write = self._waiting.peek()
             if isinstance(write, Forget) and write.trajectory in begun:
+                break
+            if not order.accepts(write):
                 break
             if isinstance(write, Granting) and write.trajectory:
                 begun.add(write.trajectory)
@@ -120,6 +160,9 @@ class Interpreter:
         grants = [write for write in batch if isinstance(write, Granting)]
         answers = [write for write in batch if isinstance(write, Answering)]
         discards = [write.entry for write in batch if isinstance(write, Discard)]
+        changes = [change for write in batch if isinstance(write, HoldsChanged) for change in write.settled]
+        if changes:  # before grants, so that the store does not count more as taken than the leader
+            await quotas.change_holds(self._redis, self._epoch, changes)
         if unmade:  # before grants: the environment may begin again elsewhere
             await trajectories.record_ends(self._redis, self._epoch, unmade)
         if steps:  # before grants: moving to the next stage deletes the stage's grant
@@ -138,6 +181,12 @@ class Interpreter:
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
         return await functions.answer_actions(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)
+
+
+def _changes_quotas(write: Write) -> bool:
+    if isinstance(write, Granting):
+        return write.taking is not None
+    return isinstance(write, HoldsChanged) or (isinstance(write, Answering | Advancing) and bool(write.settled))
 
 
 async def _nothing() -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from services.proxy.leader.arrivals import ActionOwner, Arrivals, names_of, names_of_request
-from services.proxy.leader.interpreter import Discard, Forget, Interpreter
-from services.proxy.leader.messages import to_stimuli
+from services.proxy.leader.interpreter import Discard, Forget, HoldsChanged, Interpreter
+from services.proxy.leader.messages import to_message, to_stimuli
 from services.proxy.leader.nodes import NodeRegistry
 from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.requests import to_end, to_granted, to_request, unschedulable
@@ -24,16 +24,17 @@ from services.proxy.records.answering import compose, is_masked, observe_queuein
 from services.proxy.records.failures import MOST_REASON
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Answering, Granting
+from shared.bus.holds import Taking
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.kinds.registry import all_kinds
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested, UnreadableEntry
 from shared.messages.batches import BATCHES
 from shared.messages.environments import TRAJECTORIES
-from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken
+from shared.messages.quotas import QUOTA_CHANGES
 from shared.messages.targets import COMPLETIONS, TARGETS, TargetSet
 from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -41,6 +42,7 @@ from shared.policy.model.formulation import (
     Advance,
     AnswerAction,
     AskInventory,
+    ChangeHolds,
     CloseEnvironment,
     Command,
     ForgetTrajectory,
@@ -249,24 +251,19 @@ class Leader:
                     self._answer(command)
                 case Advance():
                     self._advance(command)
-                case Revoke():
-                    revoked = Revoked(
-                        action=command.action, epoch=self._epoch, attempt=command.attempt, recall=command.recall
-                    )
-                    self._send(command.node, revoked, self._owner(command.action).tenant, (command.action,))
                 case AskInventory():
-                    self._ask_inventory(command.node)
-                case SetShare():
-                    share = ShareSet(epoch=self._epoch, resource=command.resource, units=command.units)
-                    self._send(command.node, share)
-                case CloseEnvironment():
-                    closed = EnvironmentClosed(epoch=self._epoch, trajectory=command.trajectory)
-                    self._send(command.node, closed, names=(command.trajectory,))
-                case PullImage():
-                    self._send(command.node, ImageRequested(epoch=self._epoch, image=command.image))
+                    self._ask_inventory(command)
+                case Revoke(action=action):
+                    self._send(command.node, to_message(self._epoch, command), self._owner(action).tenant, (action,))
+                case CloseEnvironment(trajectory=trajectory):
+                    self._send(command.node, to_message(self._epoch, command), names=(trajectory,))
+                case SetShare() | PullImage():
+                    self._send(command.node, to_message(self._epoch, command))
                 case ForgetTrajectory():
                     forget = Forget(command.trajectory, command.ended, command.reason)
                     self._interpreter.put(forget, names=(command.trajectory,))
+                case ChangeHolds():
+                    self._interpreter.put(HoldsChanged(command.changes))
 
     def _grant(self, grant: Grant) -> None:
         topic, submitted = self.nodes.topic(grant.node), self.unanswered[grant.action].submitted
@@ -277,11 +274,14 @@ class Leader:
         if grant.begins and submitted.environment is not None:
             placement = StoredPlacement(grant.node, all_kinds().lasting_units(submitted.environment))
             granting = granting._replace(trajectory=submitted.trajectory, placement=pack(placement))
+        if grant.hold is not None:
+            granting = granting._replace(taking=Taking(grant.hold, grant.rates))
         self._interpreter.put(granting, submitted.tenant, names_of(submitted))
 
     def _advance(self, advance: Advance) -> None:
         kept = self.unanswered[advance.action]
-        advancing = Advancing(advance.action, advance.stage, _json.encode(reports(advance.acts)), kept.outcome)
+        acts = _json.encode(reports(advance.acts))
+        advancing = Advancing(advance.action, advance.stage, acts, kept.outcome, advance.settled)
         self._interpreter.put(advancing, kept.submitted.tenant, names_of(kept.submitted))
         kept.outcome = ""
 
@@ -290,11 +290,11 @@ class Leader:
         if topic is not None:
             self._interpreter.put(Granting(topic.name, topic.encode(message)), tenant, names)
 
-    def _ask_inventory(self, node: str) -> None:
+    def _ask_inventory(self, command: AskInventory) -> None:
         """Request an inventory after all earlier grants, which it must contain."""
-        topic = self.nodes.topic(node)
+        topic = self.nodes.topic(command.node)
         if topic is not None:
-            self._interpreter.put_after_all(Granting(topic.name, topic.encode(InventoryRequested(epoch=self._epoch))))
+            self._interpreter.put_after_all(Granting(topic.name, topic.encode(to_message(self._epoch, command))))
 
     def _answer(self, answer: AnswerAction) -> None:
         kept = self.unanswered.pop(answer.action)
@@ -318,11 +318,12 @@ class Leader:
             unqueued_end_ms=round(1000 * unqueued_end_s),
             trajectory=submitted.trajectory,
             used=_json.encode(usage) if submitted.trajectory and usage else b"",
+            settled=answer.settled,
         )
         if submitted.trajectory and is_masked(answer):
             answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")
         self._interpreter.put(answering, submitted.tenant, names_of(submitted))
 
 
-LEADER_STREAMS = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, OUTCOMES)
+LEADER_STREAMS = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, QUOTA_CHANGES, OUTCOMES)
 """Streams that a leader reads, in the order in which their entries are handled."""

@@ -1,4 +1,4 @@
-"""Conversion of messages of nodes and the planner to stimuli of the dispatcher."""
+"""Conversion of messages of nodes and the planner to stimuli of the dispatcher, and of its commands to messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from shared.bus.tail import Entry
 from shared.kinds.registry import all_kinds
 from shared.messages.batches import BatchEnded
 from shared.messages.environments import LOCAL, EnvironmentsExpected
+from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
+from shared.messages.grants import Grant as GrantMessage
 from shared.messages.outcomes import EnvironmentCreated, EnvironmentEnded, ImagesChanged, InventoryTaken, Started
+from shared.messages.quotas import QuotaChanged
 from shared.messages.targets import CompletionExpected, TargetSet
 from shared.policy.dispatch import stimuli
+from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.stimuli import Stimulus
+from shared.policy.model.formulation import AskInventory, CloseEnvironment, PullImage, Revoke, SetShare
 from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.resource import lasting
-from shared.runtime.units import Seconds
+from shared.runtime.units import Epoch, Seconds
 
 HINT_FRESH_S: Final[Seconds] = 60.0
 """Seconds after which a hint that is read at a takeover counts as handled."""
@@ -42,6 +47,8 @@ def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
             yield stimuli.BatchOver(one.batch)
         case CompletionExpected() as one:
             yield stimuli.EstimateReceived(one.batch, one.at)
+        case QuotaChanged() as one:
+            yield QuotaSet(one.name, one.limits)
         case EnvironmentsExpected() as one if now - entry.at <= HINT_FRESH_S:
             yield from to_foreseen(one)
 
@@ -60,3 +67,18 @@ def to_foreseen(expected: EnvironmentsExpected) -> Iterator[stimuli.ImagesForese
         if runtime.images and images:
             units = lasting(kinds.resources, runtime.units(expected))
             yield stimuli.ImagesForeseen(images, expected.node_class, runtime.kind, units)
+
+
+def to_message(epoch: Epoch, command: Revoke | AskInventory | SetShare | CloseEnvironment | PullImage) -> GrantMessage:
+    """Convert a command that is only a message to a node."""
+    match command:
+        case Revoke():
+            return Revoked(action=command.action, epoch=epoch, attempt=command.attempt, recall=command.recall)
+        case AskInventory():
+            return InventoryRequested(epoch=epoch)
+        case SetShare():
+            return ShareSet(epoch=epoch, resource=command.resource, units=command.units)
+        case CloseEnvironment():
+            return EnvironmentClosed(epoch=epoch, trajectory=command.trajectory)
+        case PullImage():
+            return ImageRequested(epoch=epoch, image=command.image)

@@ -41,6 +41,7 @@ def to_work(stage: StageWork) -> Work:
         amounts=stage.amounts or (tuple(range(fewest, most + 1)) if fewest < most else ()),
         elasticity=stage.elasticity,
         duration_s=stage.duration_s,
+        quotas=stage.quotas,
     )
 
 
@@ -68,6 +69,8 @@ def unschedulable(submitted: ActionSubmitted) -> str:
                 return f"stage {stage.name!r} asks for units that cannot be: {stage.cost}"
         if not 0 < stage.timeout_s < math.inf:
             return f"stage {stage.name!r} has no time limit that can be: {stage.timeout_s}"
+        if not all(0 <= amount < math.inf for amount in stage.quotas.values()):
+            return f"stage {stage.name!r} asks for amounts of quotas that cannot be: {stage.quotas}"
         if wrong := _unscalable(stage):
             return f"stage {stage.name!r} {wrong}"
     if bool(submitted.trajectory) != (submitted.environment is not None):
@@ -159,4 +162,5 @@ def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Grante
         environment=submitted.environment if grant.begins else None,
         error_score=stage.error_score,
         exception_score=stage.exception_score,
+        quotas=dict(stage.quotas),
     )

@@ -14,11 +14,13 @@ from shared.api.requests import StageReport
 from shared.bus.actions import read_continuations
 from shared.bus.batches import first_arrival
 from shared.bus.nodes import read_hellos
+from shared.bus.quotas import read_quotas
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import read_placements, read_statuses
 from shared.messages.actions import ACTIONS, ActionSubmitted, CloseRequested
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES
+from shared.policy.dispatch.quota_stimuli import HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.stimuli import (
     ActionRestored,
     FirstArrivalRestored,
@@ -44,6 +46,7 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader) -> Tail:
     then the newest hello of each node, then nodes, targets and outcomes as far back as they are kept. Nodes get no
     grants before their inventories, which are requested as their hellos or heartbeats are read.
     """
+    await _restore_quotas(redis, leader)
     journal = Tail(reader, {ACTIONS: "0"}, count=2048)
     entries = await _drain(journal)
     requests = [entry for entry in entries if isinstance(entry.message, ActionSubmitted)]
@@ -78,6 +81,17 @@ async def _drain(tail: Tail) -> list[Entry[Any]]:
     while more := await tail.read(block=False):
         entries += more
     return entries
+
+
+async def _restore_quotas(redis: Redis, leader: Leader) -> None:
+    """Restore limits, levels of rates and what attempts hold, before any action is known."""
+    stored = await read_quotas(redis)
+    for name, limits in stored.limits.items():
+        leader.restore(QuotaSet(name, limits))
+    for level in stored.levels:
+        leader.restore(LevelRestored(*level))
+    for hold in stored.holds:
+        leader.restore(HoldRestored(hold))
 
 
 async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.policy.dispatch.action_state import ActionState
@@ -34,6 +35,8 @@ class Blocked:
             return True
         if node is not self.node or self.head.needs.keys().isdisjoint(action.needs):
             return False
+        if self.head.lacks and node.has_free(_both(self.head.needs, action.needs)):
+            return False  # the head waits for its quotas, and its units stay free
         if self.until_s == math.inf:
             return action.begins
         return now + cluster.durations.expect_at_most(action) > self.until_s
@@ -44,3 +47,7 @@ class Blocked:
             return False
         end_s = now + cluster.durations.expect_at_most(action)
         return cluster.quotas.delays(self.head.lacks, until_s, amounts, end_s, now)
+
+
+def _both(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in one.keys() | other.keys()}

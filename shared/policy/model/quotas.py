@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 Amounts = Mapping[str, float]
 """Quota -> what an action takes of it: of every limit of that quota the same amount."""
-NO_QUOTAS: Final[Amounts] = MappingProxyType({})
+NO_QUOTAS: Final[Amounts] = {}
+"""Of an action that takes none; never changed. (A dict, because logs encode it.)"""
 
 
 class Rate(NamedTuple):

@@ -1,0 +1,60 @@
+-- Quotas: what attempts take of them, in the same write as the grant, the answer or the next stage.
+--
+-- Each function here is one of the plain functions with three more parts: at the end of its keys `quotas:holds` and
+-- `quotas:levels`, at the end of its arguments the packed changes. So a write without quotas costs nothing more. A
+-- change is repeated safely: a hold is taken while it is unknown and settled while it is known.
+--   take:   {key of the hold, hold, {{field of a level, amount, refill per second, time}...}}
+--   settle: {key of the hold, false, the same with negative amounts}
+--   hold:   {key of the hold, hold, {}}
+
+local function add_to_level(levels_key, field, amount, per_s, at)
+  local used, since = 0, at
+  local level = redis.call('HGET', levels_key, field)
+  if level then
+    local first, second = string.match(level, '^(%S+) (%S+)$')
+    used, since = tonumber(first), tonumber(second)
+  end
+  if at < since then at = since end
+  used = math.max(0, math.max(0, used - (at - since) * per_s) + amount)
+  redis.call('HSET', levels_key, field, string.format('%.17g %.17g', used, at))
+end
+
+local function change_holds(holds_key, levels_key, packed)
+  for _, change in ipairs(cmsgpack.unpack(packed)) do
+    local key, hold, levels = change[1], change[2], change[3]
+    local known = redis.call('HEXISTS', holds_key, key) == 1
+    if known ~= (hold and true or false) then
+      if hold then redis.call('HSET', holds_key, key, hold) else redis.call('HDEL', holds_key, key) end
+      for _, level in ipairs(levels) do add_to_level(levels_key, level[1], level[2], level[3], level[4]) end
+    end
+  end
+end
+
+local function with_quotas(plain)
+  return function(keys, args)
+    if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
+    local levels_key, holds_key = table.remove(keys), table.remove(keys)
+    change_holds(holds_key, levels_key, table.remove(args))
+    return plain(keys, args)
+  end
+end
+
+-- change_holds(epoch:<role>, quotas:holds, quotas:levels; epoch, packed changes)
+local function change_holds_alone(keys, args)
+  if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
+  change_holds(keys[2], keys[3], args[2])
+  return 1
+end
+
+-- set_quota(quotas, stream of changes; name, limits or '', kept, message): create, change or delete a quota
+local function set_quota(keys, args)
+  if args[2] == '' then redis.call('HDEL', keys[1], args[1]) else redis.call('HSET', keys[1], args[1], args[2]) end
+  redis.call('XADD', keys[2], 'MAXLEN', '~', args[3], '*', 'm', args[4])
+  return 1
+end
+
+register_allowed_when_full('send_grants_with_quotas', with_quotas(send_grants))
+register_allowed_when_full('answer_actions_with_quotas', with_quotas(answer_actions))
+register_allowed_when_full('advance_stages_with_quotas', with_quotas(advance_stages))
+register_allowed_when_full('change_holds', change_holds_alone)
+redis.register_function('set_quota', set_quota)

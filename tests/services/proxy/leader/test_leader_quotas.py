@@ -1,0 +1,110 @@
+"""Quotas through the leader: granted with units, kept by a new leader, settled with the answer, never exceeded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from services.proxy.leader.interpreter import HoldsChanged, Interpreter
+from shared.bus.functions import Answering, Granting, send_grants
+from shared.bus.holds import Taking
+from shared.bus.quotas import read_quotas, set_quota
+from shared.messages.actions import ActionSubmitted
+from shared.messages.nodes import NODES
+from shared.messages.quotas import QuotaChanged
+from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Refund, Settled
+from tests.services.proxy.former_leader import StoreOfFormerLeader
+from tests.services.proxy.mesh import granted, held, hello, inventory, outcome, stage, submitted
+from tests.shared.bus.journal import Journal
+
+ONE = QuotaLimits((1.0,))
+
+
+@pytest.fixture
+def store(journal: Journal, reader: Redis) -> StoreOfFormerLeader:
+    return StoreOfFormerLeader(journal, reader)
+
+
+def searching(action: str, **quotas: float) -> ActionSubmitted:
+    return submitted(action, replace(stage(), quotas=quotas or {"search": 1.0}))
+
+
+def takings(writes: list[Any]) -> list[Granting]:
+    return [write for write in writes if isinstance(write, Granting) and write.taking is not None]
+
+
+async def test_quotas_are_granted_with_units_kept_by_a_new_leader_and_settled(store: StoreOfFormerLeader) -> None:
+    await set_quota(store.redis, "search", ONE)
+    await store.submit(searching("a"), searching("b"), submitted("c"))
+    await store.publish(NODES, hello())
+    await store.taken_over()
+    writes = store.read(inventory())
+    assert [(one.action, one.quotas) for one in granted(writes)] == [("a", {"search": 1.0}), ("c", {})]
+    await send_grants(store.redis, store.journal.epoch, takings(writes))
+
+    await store.taken_over()
+    writes = store.read(inventory(held("a")))
+    assert [one.action for one in granted(writes)] == ["c"], "the former leader's grant still holds the quota"
+
+    writes = store.read(outcome("a"))
+    (answer,) = [write for write in writes if isinstance(write, Answering)]
+    assert [one.key for one in answer.settled] == ["a/0/1"]
+    assert [one.action for one in granted(writes)] == ["b"]
+
+
+async def test_an_action_waits_until_its_quota_is_created(store: StoreOfFormerLeader) -> None:
+    await store.submit(searching("a"))
+    await store.publish(NODES, hello())
+    await store.taken_over()
+    assert granted(store.read(inventory())) == []
+    (pool,) = store.leader.dispatcher.survey().pools
+    assert [one.reason for one in pool.lacks] == ["there is no quota 'search'"]
+
+    assert [one.action for one in granted(store.read(QuotaChanged(name="search", limits=ONE)))] == ["a"]
+
+
+async def test_amounts_that_cannot_be_are_refused(store: StoreOfFormerLeader) -> None:
+    await store.submit(searching("a", search=-1.0), searching("b", search=float("inf")))
+    await store.taken_over()
+    answers = [write for write in store.recorder.take() if isinstance(write, Answering)]
+    assert [(one.action, b"refused" in one.answer) for one in answers] == [("a", True), ("b", True)]
+
+
+async def test_a_lost_attempt_settles_its_hold_before_the_next_grant(store: StoreOfFormerLeader) -> None:
+    await set_quota(store.redis, "search", ONE)
+    await store.submit(searching("a"))
+    await store.publish(NODES, hello())
+    await store.taken_over()
+    store.read(inventory())
+    writes = store.read(outcome("a", status="lost", passed=None, score=None))
+    kinds = [type(write) for write in writes if isinstance(write, HoldsChanged | Granting)]
+    assert kinds == [HoldsChanged, Granting]
+    assert takings(writes)[0].mark == "2:n"
+
+
+def hold(action: str) -> QuotaHold:
+    return QuotaHold(action, 0, 1, "n", "1", 5.0, {"search": 1.0})
+
+
+async def test_one_flush_never_has_a_hold_and_its_end_nor_a_refund_beside_a_grant(journal: Journal) -> None:
+    """A repeated flush would take the hold again."""
+    interpreter = Interpreter(journal.redis, journal.epoch, lambda *_: None, keep_batch_s=60.0)
+    refund = Refund("search", Rate(1.0, 1.0), 1.0, 6.0)
+    taking = [Granting("g", b"m", name, "1:n", taking=Taking(hold(name), ())) for name in ("a", "b", "c")]
+    for write in (
+        taking[0],
+        HoldsChanged((Settled("z/0/1", "z"),)),
+        HoldsChanged((Settled("a/0/1", "a"),)),
+        taking[1],
+        HoldsChanged((Settled("y/0/1", "y", (refund,)),)),
+        taking[2],
+    ):
+        interpreter.put(write)
+    flushes = []
+    while interpreter._waiting:
+        flushes.append(len(interpreter._next()))
+    assert flushes == [2, 2, 1, 1]
+    assert (await read_quotas(journal.redis)).holds == []

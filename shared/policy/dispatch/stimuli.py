@@ -1,9 +1,8 @@
 """Stimuli of the dispatcher: frozen values that can be logged, so that a run can be replayed.
 
 Times are absolute seconds of one monotonic scale, the one of the journal's ids. Mappings and tuples in a stimulus must
-not change afterwards. The order of stimuli that restore the state of a former leader: `QuotaSet`,
-`LevelRestored`, `HoldRestored`, `FirstArrivalRestored`, `TrajectoryRestored`, `PlacementRestored`, `RequestsSubmitted`,
-`ActionRestored`, then everything else.
+not change afterwards. The order of those that restore a former leader: `QuotaStimulus`, `FirstArrivalRestored`,
+`TrajectoryRestored`, `PlacementRestored`, `RequestsSubmitted`, `ActionRestored`, then everything else.
 """
 
 from __future__ import annotations
@@ -297,9 +296,8 @@ class TickPassed:
     """Time has passed: deadlines, silent nodes, overdue grants and linger windows are due. A few times a second."""
 
 
-Restored = (
-    ActionRestored | FirstArrivalRestored | PlacementRestored | QuotaStimulus | TrajectoryRestored | WeightsReceived
-)
+_Quotas = QuotaStimulus
+Restored = ActionRestored | FirstArrivalRestored | PlacementRestored | _Quotas | TrajectoryRestored | WeightsReceived
 """State that is read from the store: at a takeover, and weights also when they have changed."""
 
 Stimulus = (

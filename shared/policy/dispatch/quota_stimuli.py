@@ -32,5 +32,5 @@ class LevelRestored:
     at_s: float
 
 
-QuotaStimulus = QuotaSet | HoldRestored | LevelRestored
+QuotaEvent = QuotaSet | HoldRestored | LevelRestored
 """A new leader reads all of them from the store, before anything else."""

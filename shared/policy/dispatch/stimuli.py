@@ -1,7 +1,7 @@
 """Stimuli of the dispatcher: frozen values that can be logged, so that a run can be replayed.
 
 Times are absolute seconds of one monotonic scale, the one of the journal's ids. Mappings and tuples in a stimulus must
-not change afterwards. The order of those that restore a former leader: `QuotaStimulus`, `FirstArrivalRestored`,
+not change afterwards. The order of those that restore a former leader: `QuotaEvent`, `FirstArrivalRestored`,
 `TrajectoryRestored`, `PlacementRestored`, `RequestsSubmitted`, `ActionRestored`, then everything else.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shared.policy.dispatch.quota_stimuli import QuotaStimulus
+from shared.policy.dispatch.quota_stimuli import QuotaEvent
 from shared.policy.model.formulation import Request, StageAct, TrajectoryEnd
 from shared.policy.model.reports import Ended, HeldGrants
 
@@ -296,8 +296,7 @@ class TickPassed:
     """Time has passed: deadlines, silent nodes, overdue grants and linger windows are due. A few times a second."""
 
 
-_Quotas = QuotaStimulus
-Restored = ActionRestored | FirstArrivalRestored | PlacementRestored | _Quotas | TrajectoryRestored | WeightsReceived
+Restored = ActionRestored | FirstArrivalRestored | PlacementRestored | QuotaEvent | TrajectoryRestored | WeightsReceived
 """State that is read from the store: at a takeover, and weights also when they have changed."""
 
 Stimulus = (
@@ -321,7 +320,7 @@ Stimulus = (
     | SilenceIgnored
     | InventoryReported
     | ImagesReported
-    | QuotaStimulus
+    | QuotaEvent
     | TargetReceived
     | PlannerChecked
     | WeightsReceived

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from shared.policy.dispatch import node_choice, scheduling_round
+from shared.policy.dispatch import blocked, node_choice, scheduling_round
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -119,7 +119,7 @@ def test_decisions_are_those_of_a_dispatcher_that_scans_all_nodes_and_lanes(
     made = list(history(100 + seed, nodes, steps=700, acting=acting))[-1]
     slept = False
     for name, scan in SCANS.items():
-        monkeypatch.setattr(scheduling_round, name, scan)
+        monkeypatch.setattr(blocked if name == "reserve_node" else scheduling_round, name, scan)
     again = Dispatcher(specs=SPECS)
     for now, stimulus, commands in made.steps:
         slept = slept or bool(again.cluster.queues.lanes.asleep)

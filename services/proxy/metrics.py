@@ -17,7 +17,7 @@ EPOCH = Gauge("treadle_proxy_leader_epoch", "Epoch in which this replica dispatc
 UNANSWERED = Gauge("treadle_proxy_unanswered_actions", "Unanswered actions the leader knows of.")
 WAITING = Gauge("treadle_proxy_waiting_callers", "Actions that a caller of this replica waits for.")
 ARCHIVED = Counter("treadle_proxy_archived_answers", "Answers that this replica has copied from Valkey to Postgres.")
-ARCHIVE_FAILURES = Counter("treadle_proxy_archive_failures", "Turns of the archiver that failed; it tries again.")
+ARCHIVE_FAILURES = Counter("treadle_proxy_archive_failures", "Runs of the archiver that failed; it tries again.")
 QUEUE = Histogram(
     "treadle_proxy_queue_seconds",
     "Queueing of answered actions, by pool and by name of the stage (`other` beyond 128 pairs).",

@@ -1,1 +1,1 @@
-"""Action kinds as their executors declare them, and the one place that turns (kind, parameters, units) into a stage."""
+"""Action kinds as services declare them, and the one place that turns (kind, parameters, units) into a stage."""

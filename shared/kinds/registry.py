@@ -30,7 +30,7 @@ class UnknownKind(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """What all services declare."""
+    """Declarations of all services."""
 
     plain: Mapping[str, KindSpec]
     """Kinds of plain actions and of stages of reward requests."""
@@ -52,7 +52,7 @@ class Kinds:
         known: dict[str, KindSpec] = {}
         for spec in specs:
             if spec.name in known:
-                raise ValueError(f"{known[spec.name].executor} and {spec.executor} both declare the kind {spec.name!r}")
+                raise ValueError(f"{known[spec.name].service} and {spec.service} both declare the kind {spec.name!r}")
             known[spec.name] = spec
         return cls(
             {name: spec for name, spec in known.items() if not spec.environment},
@@ -115,19 +115,19 @@ class Kinds:
 
 @functools.cache
 def all_kinds() -> Kinds:
-    """Return what the services of this distribution declare. Loaded at the first call, about 20 ms.
+    """Return the declarations of the services of this distribution. Loaded at the first call, about 20 ms.
 
     Raises:
-        ValueError: two services declare one kind, or a kind names another executor than the package that declares it.
+        ValueError: two services declare one kind, or a kind names another service than the package that declares it.
     """
     specs: list[KindSpec] = []
     runtimes: list[RuntimeSpec] = []
     resources: dict[str, object] = {}
     for name in declaring_modules():
-        module, executor = importlib.import_module(name), name.split(".")[1]
+        module, service = importlib.import_module(name), name.split(".")[1]
         for spec in module.KINDS:
-            if spec.executor != executor:
-                raise ValueError(f"{name} declares the kind {spec.name!r} of another executor: {spec.executor!r}")
+            if spec.service != service:
+                raise ValueError(f"{name} declares the kind {spec.name!r} of another service: {spec.service!r}")
         specs += module.KINDS
         runtimes += getattr(module, "RUNTIMES", ())
         resources |= getattr(module, "RESOURCES", {})

@@ -1,7 +1,7 @@
-"""Declarations of executors: kinds of actions, runtimes of environments.
+"""Declarations of services that execute actions: kinds of actions, runtimes of environments.
 
 A service that executes actions declares them in its module `kinds`: `KINDS`, and if it creates environments also
-`RUNTIMES` and `RESOURCES` (`shared.kinds.registry`). Everything else reads these declarations, so that a new executor
+`RUNTIMES` and `RESOURCES` (`shared.kinds.registry`). Everything else reads these declarations, so that a new manager
 changes no other package.
 """
 
@@ -45,15 +45,15 @@ class KindSpec:
 
     name: str
     params: type[Params]
-    executor: str
-    """Service that executes it: the package in `services` that declares it."""
+    service: str
+    """Package in `services` that executes it and declares it."""
     units: Mapping[str, int]
     """Default units."""
     resources: tuple[str, ...]
     """Resources of which pools of this kind count units, most important first. The last one is the pool's resource of
     actions that take no units."""
     repeatable: bool = True
-    """A second execution changes nothing outside: after a lost attempt, the action is executed again."""
+    """A second execution changes nothing outside, so the action is executed again after a lost attempt."""
     environment: bool = False
     """It acts in a trajectory's environment, and is allowed nowhere else."""
     requirement: Requirement | None = None

@@ -1,4 +1,4 @@
-"""Declarations of executors are found, and nothing else of their services is loaded."""
+"""Declarations of services are found, and nothing else of the services is loaded."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Echo(Params, frozen=True, kw_only=True):
     """Says it again."""
     text: str
 
-KINDS = (KindSpec("echo", Echo, "{executor}", {{"voices": 1}}, ("voices",), repeatable=False),)
+KINDS = (KindSpec("echo", Echo, "{service}", {{"voices": 1}}, ("voices",), repeatable=False),)
 '''
 
 
-def spec(name: str, executor: str = "one", *, environment: bool = False) -> KindSpec:
-    return KindSpec(name, Params, executor, {"voices": 1}, ("voices",), environment=environment)
+def spec(name: str, service: str = "one", *, environment: bool = False) -> KindSpec:
+    return KindSpec(name, Params, service, {"voices": 1}, ("voices",), environment=environment)
 
 
 def test_the_kinds_of_this_distribution() -> None:
@@ -89,24 +89,24 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_package_contributes_by_its_module_of_declarations(added: Path) -> None:
     assert "echo" not in all_kinds().plain
     all_kinds.cache_clear()
-    (added / "kinds.py").write_text(NEW.format(executor="echo_manager"))
+    (added / "kinds.py").write_text(NEW.format(service="echo_manager"))
 
     kinds = all_kinds()
 
     assert list(kinds.plain)[-1] == "echo"
-    assert (kinds.kind("echo").executor, kinds.kind("echo").fields) == ("echo_manager", ("text",))
+    assert (kinds.kind("echo").service, kinds.kind("echo").fields) == ("echo_manager", ("text",))
     with pytest.raises(UnknownKind, match=r"unknown kind 'dance'; there are noop, .*, python.function, echo"):
         kinds.kind("dance")
 
 
-def test_a_kind_of_another_executor_is_an_error(added: Path) -> None:
-    (added / "kinds.py").write_text(NEW.format(executor="cpu_manager"))
+def test_a_kind_of_another_service_is_an_error(added: Path) -> None:
+    (added / "kinds.py").write_text(NEW.format(service="cpu_manager"))
 
-    with pytest.raises(ValueError, match=r"services.echo_manager.kinds declares the kind 'echo' of another executor"):
+    with pytest.raises(ValueError, match=r"services.echo_manager.kinds declares the kind 'echo' of another service"):
         all_kinds()
 
 
-def test_two_executors_cannot_declare_one_kind() -> None:
+def test_two_services_cannot_declare_one_kind() -> None:
     with pytest.raises(ValueError, match="one and two both declare the kind 'a'"):
         Kinds.of([spec("a", "one"), spec("a", "two")])
 

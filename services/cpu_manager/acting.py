@@ -9,6 +9,7 @@ import msgspec
 
 from services.cpu_manager import metrics
 from services.cpu_manager.environments.dop import with_dop
+from services.cpu_manager.environments.limit import ExecutionLimit
 from services.cpu_manager.environments.protocol import (
     ActEnd,
     ActEndedBy,
@@ -86,14 +87,23 @@ class Acting:
         metrics.CREATION.labels(runtime.name).observe(self.clock.monotonic() - began)
         return environment
 
+    def limit(self, grant: Granted) -> ExecutionLimit:
+        """Return the limit after which an attempt counts as our failure."""
+        return ExecutionLimit(grant.timeout_s + self.guard_s)
+
     async def act(
-        self, grant: Granted, params: Params, environment: Environment, cores: frozenset[int]
+        self,
+        grant: Granted,
+        params: Params,
+        environment: Environment,
+        cores: frozenset[int],
+        limit: ExecutionLimit,
     ) -> AttemptResult:
         """Execute the action. Raises only its own cancellation."""
         if not environment.alive:
             return AttemptResult("environment-lost", reason="its environment has died")
         try:
-            async with asyncio.timeout(grant.timeout_s + self.guard_s):
+            async with limit:
                 end = await environment.act(grant.work, params, cores, grant.timeout_s)
             return self._result(grant.work, end)
         except TimeoutError:

@@ -125,6 +125,7 @@ async def _assemble(
         connection,
         executor,
         environments=registry,
+        parking=executor,
         clock=clock,
         report=report,
         cold_start_s=graders.cold_start_s,

@@ -37,6 +37,8 @@ class CpuExecutor:
     registry: EnvironmentRegistry
     labels: Mapping[str, str] = field(default_factory=dict)
     _assigned: dict[asyncio.Task[AttemptResult], frozenset[int]] = field(default_factory=dict)
+    """Attempt -> its cores; a parked one has none."""
+    _resuming: set[asyncio.Task[None]] = field(default_factory=set)
 
     def offer(self) -> Offer:
         """Return the kinds of all graders, and those of environments if a runtime can create them."""
@@ -54,8 +56,22 @@ class CpuExecutor:
         self._assigned[task] = cores
         return task
 
+    async def park(self, task: asyncio.Task[AttemptResult]) -> bool:
+        """Freeze the attempt's environment and release its cores."""
+        if not await self.registry.park(task):
+            return False
+        self.cores.give_back(self._assigned.pop(task, frozenset()))
+        return True
+
+    def resume(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> None:
+        """Assign cores again, maybe other ones, and thaw the environment on them."""
+        cores = self._assigned[task] = self.cores.take(grant.units.get(CORES, 0))
+        resuming = asyncio.create_task(self.registry.resume(task, cores), name=f"resume {grant.action}")
+        self._resuming.add(resuming)
+        resuming.add_done_callback(self._resuming.discard)
+
     def release(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> None:
         """Release the cores, and detach the attempt from its environment."""
-        self.cores.give_back(self._assigned.pop(task))
+        self.cores.give_back(self._assigned.pop(task, frozenset()))
         if grant.trajectory:
             self.registry.detach(task)

@@ -96,6 +96,17 @@ class EnvironmentRegistry:
             self._attempts[task] = managed
         return task
 
+    async def park(self, task: asyncio.Task[AttemptResult]) -> bool:
+        """Freeze the attempt's environment when it acts. False: it ends, or its agent cannot do that."""
+        managed = self._attempts.get(task)
+        return managed is not None and await managed.park(task)
+
+    async def resume(self, task: asyncio.Task[AttemptResult], cores: frozenset[int]) -> None:
+        """Continue a parked attempt on these cores."""
+        managed = self._attempts.get(task)
+        if managed is not None:
+            await managed.resume(task, cores)
+
     def detach(self, task: asyncio.Task[AttemptResult]) -> None:
         """Detach an ended attempt from its environment. Its outcome is reported before anything else happens."""
         managed = self._attempts.pop(task, None)
@@ -196,7 +207,8 @@ class EnvironmentRegistry:
                 return created
             environment = created
             self._created(managed, created, self.clock.monotonic())
-        result = await self.acting.act(grant, params, environment, cores)
+        with managed.turn(self.acting.limit(grant)) as limit:
+            result = await self.acting.act(grant, params, environment, cores, limit)
         if not environment.alive:
             managed.die(result.reason if result.status == "lost" else "")
         return result

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+from services.cpu_manager.environments.limit import ExecutionLimit
 from services.cpu_manager.environments.protocol import Environment
 from shared.kinds.registry import all_kinds
 from shared.messages.environments import EnvironmentSpec
@@ -13,6 +16,7 @@ from shared.messages.outcomes import EnvironmentHeld
 from shared.node.attempts import cancel_once
 from shared.policy.model.formulation import TrajectoryEnd
 from shared.policy.model.results import AttemptResult
+from shared.runtime import log
 from shared.runtime.units import Seconds
 
 EndReason = Literal["closed", "idle", "lifetime", "died", "stopped"]
@@ -40,6 +44,10 @@ class Ending(NamedTuple):
         return AttemptResult("environment-lost", reason=self.reason, environment_ended=ENDED[self.reason_code])
 
 
+_log = log.get(__name__)
+
+PARK_AGAIN_S = 0.02
+"""Pause before the next try while the agent has not received the action yet, or the action is ending."""
 CLOSED = Ending("closed", "its trajectory was closed")
 DIED = Ending("died", "its environment has died")
 NONE_HERE = Ending("died", "this node has no environment of its trajectory")
@@ -59,6 +67,12 @@ class ManagedEnvironment:
     acting: set[asyncio.Task[AttemptResult]] = field(default_factory=set)
     """Running attempts. The leader sends one at a time; if another comes, it waits for `lock`."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    actor: asyncio.Task[AttemptResult] | None = None
+    """The attempt that acts in it now."""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while there is one."""
+    limit: ExecutionLimit | None = None
+    """Of that attempt."""
     ending: Ending | None = None
     """Set once. After that no attempt begins in it."""
     closing: bool = False
@@ -78,6 +92,39 @@ class ManagedEnvironment:
             return lifetime
         idle = self.idle_since + spec.idle_s, Ending("idle", f"it was idle for {spec.idle_s:g} s")
         return min(idle, lifetime)
+
+    @contextmanager
+    def turn(self, limit: ExecutionLimit) -> Iterator[ExecutionLimit]:
+        """Enclose the current task's turn to act."""
+        self.actor, self.limit = asyncio.current_task(), limit
+        self.begun.set()
+        try:
+            yield limit
+        finally:
+            self.actor = self.limit = None
+            self.begun.clear()
+
+    async def park(self, task: asyncio.Task[AttemptResult]) -> bool:
+        """Park this attempt as soon as it acts. Cancel this if the attempt has ended."""
+        await self.begun.wait()
+        try:
+            while self.actor is task and self.environment is not None:
+                if await self.environment.park():
+                    if self.actor is not task or self.limit is None:
+                        return False
+                    self.limit.hold()
+                    return True
+                await asyncio.sleep(PARK_AGAIN_S)
+        except NotImplementedError as error:
+            _log.warning("not_parked", trajectory=self.trajectory, reason=str(error))
+        return False
+
+    async def resume(self, task: asyncio.Task[AttemptResult], cores: frozenset[int]) -> None:
+        """Continue this parked attempt on these cores."""
+        if self.actor is task and self.environment is not None:
+            if self.limit is not None:
+                self.limit.proceed()
+            await self.environment.resume(cores)
 
     def die(self, reason: str = "") -> None:
         """Record that it was found dead. An end that has already begun keeps its reason."""

@@ -24,6 +24,9 @@ QUEUE = Histogram(
     ["pool", "stage"],
     buckets=(0.01, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
 )
+PARKED = Counter("treadle_proxy_parkings", "Requests to park an action that this replica has sent to nodes, as leader.")
+RESUMED = Counter("treadle_proxy_resumptions", "Parked actions that this replica has let continue, as leader.")
+PARKED_NOW = Gauge("treadle_proxy_parked_actions", "Actions that are parked, or wait for units to continue.")
 QUEUED = Gauge("treadle_proxy_queued_actions", "Actions that wait in a pool, as the leader counts them.", ["pool"])
 STUCK = Gauge("treadle_proxy_stuck_actions", "Those of them that no present node could ever take.", ["pool"])
 NODES = Gauge("treadle_proxy_nodes", "Nodes that the leader has met: ready, silent, gone.", ["state"])

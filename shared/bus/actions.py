@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from redis.asyncio import Redis
 
@@ -31,6 +31,10 @@ class ActionRecord(NamedTuple):
     """Its answer is in Postgres."""
 
 
+Wanted = Literal["", "parked", "resumed"]
+"""What a caller has requested of a granted action. Empty: nothing, or it has been done: the action runs again."""
+
+
 class Continuation(NamedTuple):
     """What a new leader needs of an unanswered action."""
 
@@ -41,6 +45,8 @@ class Continuation(NamedTuple):
     stage: int
     carried: bytes
     """Measurements of earlier stages, JSON; empty: none."""
+    wanted: Wanted = ""
+    """Newest request about parking of that grant."""
 
 
 _FIELDS = ("batch", "entry", "grant", "stage", "trajectory", "answer", "result", "archived")
@@ -63,13 +69,22 @@ async def read_continuations(redis: Redis, actions: Sequence[str]) -> list[Conti
     """Return how a new leader continues each action, in one round trip. None: it is in its first stage, not granted."""
     pipe = redis.pipeline(transaction=False)
     for action in actions:
-        pipe.hmget(keys.action(action), ["grant", "stage", "carried"])
+        pipe.hmget(keys.action(action), ["grant", "stage", "carried", "parking", "resume"])
     found: list[Continuation | None] = []
-    for grant, stage, carried in await pipe.execute():
+    for grant, stage, carried, parking, resume in await pipe.execute():
         attempt, _, node = (grant or b"0:").decode().partition(":")
         continues = grant is not None or stage is not None
-        found.append(Continuation(int(attempt), node, int(stage or 0), carried or b"") if continues else None)
+        wanted = _wanted(grant, parking, resume)
+        continuation = Continuation(int(attempt), node, int(stage or 0), carried or b"", wanted)
+        found.append(continuation if continues else None)
     return found
+
+
+def _wanted(grant: bytes | None, parking: bytes | None, resume: bytes | None) -> Wanted:
+    """Return the newest request about parking, if it is about this grant and has not been done."""
+    if grant is None or parking is None or not parking.startswith(grant + b" ") or resume == b"sent":
+        return ""
+    return "resumed" if resume else "parked"
 
 
 async def read_submission(redis: Redis, entry: str) -> ActionSubmitted | None:

@@ -118,7 +118,10 @@ class Advancing(NamedTuple):
 
 
 class Granting(NamedTuple):
-    """One item of `send_grants`: a message to a node. `action` is empty if the message is not about an action."""
+    """One item of `send_grants`: a message to a node. `action` is empty if the message is not about an action.
+
+    With `action` and without `mark`, the message lets a parked action continue.
+    """
 
     stream: str
     payload: bytes

@@ -87,6 +87,18 @@ class CancelRequested(Message, frozen=True, kw_only=True, tag="action.cancel-req
     reason: str = "requested"
 
 
+class ParkActionRequested(Message, frozen=True, kw_only=True, tag="action.park-requested.v1"):
+    """Request to park an action that waits for something outside. The leader handles and then deletes it."""
+
+    action: str
+
+
+class ResumeActionRequested(Message, frozen=True, kw_only=True, tag="action.resume-requested.v1"):
+    """What a parked action has waited for is there. The leader handles and then deletes it."""
+
+    action: str
+
+
 class CloseRequested(Message, frozen=True, kw_only=True, tag="trajectory.close-requested.v1"):
     """A trainer has closed a trajectory. Its unanswered actions are cancelled and its environment is ended."""
 
@@ -162,7 +174,10 @@ def _texts(raw: bytes) -> dict[str, str]:
     return {name: value for name, value in message.items() if isinstance(name, str) and isinstance(value, str)}
 
 
-ACTIONS: Topic[ActionSubmitted | CancelRequested | CloseRequested | UnreadableEntry] = Topic(
-    "actions", ActionSubmitted | CancelRequested | CloseRequested, unreadable=unreadable_entry
+Request = CancelRequested | CloseRequested | ParkActionRequested | ResumeActionRequested
+"""Requests about actions that are in the journal already."""
+
+ACTIONS: Topic[ActionSubmitted | Request | UnreadableEntry] = Topic(
+    "actions", ActionSubmitted | Request, unreadable=unreadable_entry
 )
 """The journal."""

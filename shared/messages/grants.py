@@ -49,6 +49,26 @@ class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):
     """Stop it only if it has not begun. Then the status is `lost`, because no caller has cancelled it."""
 
 
+class ParkAsked(Message, frozen=True, kw_only=True, tag="park-asked.v1"):
+    """Freeze this attempt and free its units. The answer is a `Parked`, or the end of the attempt."""
+
+    action: str
+    epoch: int
+    attempt: int
+    serial: int
+    """Orders the messages about parking of one epoch; a repeated one is ignored."""
+
+
+class Resumed(Message, frozen=True, kw_only=True, tag="resumed.v1"):
+    """Continue this parked attempt on the units of its grant. Other cores than before may be assigned."""
+
+    action: str
+    epoch: int
+    attempt: int
+    serial: int
+    """As in `ParkAsked`."""
+
+
 class InventoryRequested(Message, frozen=True, kw_only=True, tag="inventory-requested.v1"):
     """Report the node's inventory. All grants of earlier epochs are before this message, so the report is complete."""
 
@@ -77,7 +97,7 @@ class ImageRequested(Message, frozen=True, kw_only=True, tag="image-requested.v1
     image: str
 
 
-Grant = Granted | Revoked | InventoryRequested | ShareSet | EnvironmentClosed | ImageRequested
+Grant = Granted | Revoked | ParkAsked | Resumed | InventoryRequested | ShareSet | EnvironmentClosed | ImageRequested
 
 
 def grants_topic(node: str, incarnation: str) -> Topic[Grant]:

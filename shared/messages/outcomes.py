@@ -26,6 +26,15 @@ class Started(Message, frozen=True, kw_only=True, tag="started.v1"):
     attempt: int
 
 
+class Parked(Message, frozen=True, kw_only=True, tag="parked.v1"):
+    """An attempt is frozen and its units are free. It has not ended."""
+
+    action: str
+    node: str
+    epoch: int
+    attempt: int
+
+
 class Finished(Message, frozen=True, kw_only=True, tag="finished.v2"):
     """An attempt has ended and its units are free."""
 
@@ -54,6 +63,10 @@ class GrantHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     running_s: float
     queued: bool = False
     """It waits in the node's queue and holds no units."""
+    parked: bool = False
+    """It is frozen and holds no units; `units` are those that it needs to continue."""
+    resuming: bool = False
+    """It is parked, and waits on the node for its units."""
 
 
 class EnvironmentHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -116,7 +129,7 @@ class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
     """Their batches, without repeats."""
 
 
-Outcome = Started | Finished | InventoryTaken | EnvironmentEnded | EnvironmentCreated | ImagesChanged
+Outcome = Started | Finished | Parked | InventoryTaken | EnvironmentEnded | EnvironmentCreated | ImagesChanged
 
 OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
 """An outcome behind an answer or a step to the next stage is deleted by the same write. The others are bounded: what

@@ -19,6 +19,8 @@ from shared.messages.grants import (
     Granted,
     ImageRequested,
     InventoryRequested,
+    ParkAsked,
+    Resumed,
     Revoked,
     ShareSet,
     grants_topic,
@@ -27,7 +29,7 @@ from shared.messages.nodes import Bye, Heartbeat, Hello
 from shared.messages.outcomes import ImagesChanged, InventoryTaken, Outcome
 from shared.node.attempts import Attempts
 from shared.node.connection import NodeConnection
-from shared.node.executor import Environments, Executor
+from shared.node.executor import Environments, Executor, Parking
 from shared.runtime import log
 from shared.runtime.background import Background
 from shared.runtime.clock import SYSTEM_CLOCK, Clock
@@ -52,6 +54,7 @@ class NodeAgent:
         executor: Executor,
         *,
         environments: Environments | None = None,
+        parking: Parking | None = None,
         clock: Clock = SYSTEM_CLOCK,
         report: Callable[[Outcome], None] | None = None,
         cold_start_s: Callable[[], dict[str, Seconds]] = dict,
@@ -62,6 +65,7 @@ class NodeAgent:
             connection: the node's streams.
             executor: the manager's own part.
             environments: of trajectories, if the manager has them.
+            parking: of running attempts, if the manager can freeze them.
             clock: of this process.
             report: publishes outcomes; default: the connection's outbox.
             cold_start_s: returns resource -> seconds from owning a unit to a worker that executes on it, as measured.
@@ -73,7 +77,7 @@ class NodeAgent:
         """Units of this node, by resource."""
         self._clock = clock
         self._cold_start_s = cold_start_s
-        self.attempts = Attempts(self.identity, executor, report or self._outbox.put, clock, environments)
+        self.attempts = Attempts(self.identity, executor, report or self._outbox.put, clock, environments, parking)
         self._outbox.may_gather = self.attempts.busy
         self._epoch = 0
         self._topic = grants_topic(self.identity.node, self.identity.incarnation)
@@ -169,6 +173,10 @@ class NodeAgent:
                 self.attempts.accept(message)
             case Revoked():
                 self.attempts.revoke(message.action, message.attempt, recall=message.recall)
+            case ParkAsked():
+                self.attempts.park(message)
+            case Resumed():
+                self.attempts.resume(message)
             case ShareSet():
                 if message.resource in self.resources:
                     self.resources[message.resource].own(message.units, self._clock.monotonic())

@@ -5,7 +5,7 @@ A grant waits if units of a prefetched resource are taken: the leader prefetches
 enough units are free.
 
 States of a grant: waiting (`_queue`, holds nothing) -> running (`_running`, holds its units from `_start` on) -> ended.
-`_start` and `_ended` are the only places where units are taken and given back.
+Units are taken and given back by `_start` and `_ended`, and while an attempt runs by `parking`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from shared.messages.grants import Granted
-from shared.messages.outcomes import RECALLED, EnvironmentHeld, Finished, GrantHeld, Started
-from shared.node.executor import Environments, Executor
+from shared.messages.grants import Granted, ParkAsked, Resumed
+from shared.messages.outcomes import RECALLED, EnvironmentHeld, Finished, GrantHeld, Parked, Started
+from shared.node.executor import Environments, Executor, Parking
 from shared.node.identity import NodeIdentity
+from shared.node.parking import ParkedAttempts
 from shared.node.resource_usage import ResourceUsage
+from shared.node.running import RunningAttempt
 from shared.policy.model.results import AttemptResult, lost
 from shared.runtime import log
 from shared.runtime.clock import Clock
@@ -30,7 +32,7 @@ from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 
-Report = Callable[[Started | Finished], None]
+Report = Callable[[Started | Finished | Parked], None]
 
 REMEMBERED = 65_536
 """Grants that are recognised if they are repeated. A leader repeats a grant if the reply to the first one was lost."""
@@ -40,17 +42,6 @@ _STOPPING = "the node is stopping"
 _CANCELLED = AttemptResult("cancelled")
 _MISSING = ResourceUsage(0)
 """Units of a resource that the node does not have."""
-
-
-@dataclass(slots=True)
-class _Running:
-    grant: Granted
-    task: asyncio.Task[AttemptResult]
-    read_at: Seconds
-    """Time when the grant was read. It may have waited for units since then."""
-    since: Seconds
-    reported: bool = False
-    """True if `Started` has been reported."""
 
 
 class _Waiting(NamedTuple):
@@ -67,9 +58,11 @@ class Attempts:
     report: Report
     clock: Clock
     environments: Environments | None = None
+    parking: Parking | None = None
     _resources: Mapping[str, ResourceUsage] = field(init=False)
     _prefetched: dict[str, ResourceUsage] = field(init=False)
-    _running: dict[tuple[str, int], _Running] = field(default_factory=dict)
+    _parked: ParkedAttempts = field(init=False)
+    _running: dict[tuple[str, int], RunningAttempt] = field(default_factory=dict)
     """(action, attempt) -> its execution."""
     _queue: dict[tuple[str, int], _Waiting] = field(default_factory=dict)
     """(action, attempt) -> a grant that waits for units; in order of arrival."""
@@ -79,6 +72,9 @@ class Attempts:
     def __post_init__(self) -> None:
         self._resources = self.executor.resources
         self._prefetched = {name: usage for name, usage in self._resources.items() if usage.prefetches}
+        self._parked = ParkedAttempts(
+            self.identity.node, self.parking, self._resources, self.clock, self.report, self._start_next
+        )
 
     def __len__(self) -> int:
         return len(self._running) + len(self._queue)
@@ -125,11 +121,13 @@ class Attempts:
             if units:
                 self._resources[name].use(units, now)
         task = self.executor.start(grant)
-        self._running[grant.action, grant.attempt] = _Running(grant, task, read_at, now)
+        self._running[grant.action, grant.attempt] = RunningAttempt(grant, task, read_at, now)
         task.add_done_callback(partial(self._ended, grant))
 
     def _start_next(self, now: Seconds) -> None:
-        """Assign free units to waiting grants, strictly in order."""
+        """Assign free units to waiting attempts: first to those that continue, then to grants, strictly in order."""
+        if not self._parked.resume_next(now):
+            return
         while self._queue and not self._stopping:
             key, (grant, read_at) = next(iter(self._queue.items()))
             if any(grant.units.get(name, 0) > usage.free for name, usage in self._prefetched.items()):
@@ -152,6 +150,18 @@ class Attempts:
         if running is not None and not recall:
             cancel_once(running.task)
 
+    def park(self, asked: ParkAsked) -> None:
+        """Park an attempt if it runs."""
+        running = self._running.get((asked.action, asked.attempt))
+        if running is not None:
+            self._parked.park(running, asked)
+
+    def resume(self, asked: Resumed) -> None:
+        """Continue an attempt if it is parked."""
+        running = self._running.get((asked.action, asked.attempt))
+        if running is not None:
+            self._parked.resume(running, asked)
+
     def close_environment(self, trajectory: str) -> None:
         """Stop this trajectory's waiting attempts, and close its environment, which stops the running ones."""
         for action, attempt in [key for key, one in self._queue.items() if one.grant.trajectory == trajectory]:
@@ -170,7 +180,7 @@ class Attempts:
     def held_grants(self) -> list[GrantHeld]:
         """Return all grants that run or wait now."""
         now = self.clock.monotonic()
-        running = [_held_grant(running.grant, now - running.since, queued=False) for running in self._running.values()]
+        running = [_held_attempt(running, now) for running in self._running.values()]
         return running + [_held_grant(waiting.grant, 0.0, queued=True) for waiting in self._queue.values()]
 
     def held_environments(self) -> list[EnvironmentHeld]:
@@ -202,12 +212,15 @@ class Attempts:
         """Runs once for every task, also for a task that was cancelled before its first step."""
         running = self._running.pop((grant.action, grant.attempt))
         now = self.clock.monotonic()
-        for name, units in grant.units.items():
-            if units:
-                self._resources[name].use(-units, now)
+        self._parked.ended(running)
+        if running.holds_units:
+            for name, units in grant.units.items():
+                if units:
+                    self._resources[name].use(-units, now)
         self.executor.release(grant, task)
         self._start_next(now)
-        self._report_finished(grant, self._result(grant, task), running.read_at, running.since)
+        result, executed_s = self._result(grant, task), running.executed_s(now)
+        self._report_finished(grant, result, running.read_at, running.since, executed_s)
 
     def _result(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> AttemptResult:
         if task.cancelled():
@@ -220,7 +233,9 @@ class Attempts:
             return msgspec.structs.replace(lost(_STOPPING), usage=result.usage)
         return result
 
-    def _report_finished(self, grant: Granted, result: AttemptResult, read_at: Seconds, started: Seconds) -> None:
+    def _report_finished(
+        self, grant: Granted, result: AttemptResult, read_at: Seconds, started: Seconds, executed_s: Seconds = 0.0
+    ) -> None:
         if self.environments is not None and not self.environments.exists(grant):
             result = msgspec.structs.replace(result, environment_exists=False)
         self.report(
@@ -233,7 +248,7 @@ class Attempts:
                 stage=grant.stage,
                 result=result,
                 queue_s=started - read_at,
-                execution_s=self.clock.monotonic() - started,
+                execution_s=executed_s,
                 units=grant.units,
             )
         )
@@ -243,6 +258,13 @@ def cancel_once(task: asyncio.Task[AttemptResult]) -> None:
     """Cancel the task, once: a second cancellation would disturb the cleanup after the first."""
     if not task.cancelling():
         task.cancel()
+
+
+def _held_attempt(running: RunningAttempt, now: Seconds) -> GrantHeld:
+    held = _held_grant(running.grant, running.executed_s(now), queued=False)
+    if running.holds_units:
+        return held
+    return msgspec.structs.replace(held, parked=True, resuming=running.state == "resuming")
 
 
 def _held_grant(grant: Granted, running_s: Seconds, *, queued: bool) -> GrantHeld:

@@ -56,6 +56,23 @@ class Executor(Protocol):
         """Release what `start` has assigned. The attempt has ended, maybe before its first step."""
 
 
+class Parking(Protocol):
+    """Parking of running attempts, for managers that can freeze them. Without it, requests to park are ignored.
+
+    Law: between `park` that has returned True and `resume`, the attempt has nothing of what `start` had assigned, and
+    makes no progress; its time limit stands still. It may end meanwhile, as always by its task.
+    """
+
+    async def park(self, task: asyncio.Task[AttemptResult]) -> bool:
+        """Freeze the attempt as soon as it can be frozen, and release what is assigned to it. False: nothing changed.
+
+        Cancelled if the attempt ends meanwhile.
+        """
+
+    def resume(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> None:
+        """Assign units to a parked attempt again, and thaw it. Its units are free."""
+
+
 class Environments(Protocol):
     """Environments of trajectories on a node, for managers that have them. They report their ends themselves."""
 

@@ -68,7 +68,7 @@ def cpu_agent(connection: NodeConnection, report: Report) -> NodeAgent:
     )
     grading = Grading(build_graders({}), NoSandbox("none in this test"), 1000, 5.0)
     executor = CpuExecutor(resources, cores, grading, registry)
-    return NodeAgent(connection, executor, environments=registry, clock=clock, report=report)
+    return NodeAgent(connection, executor, environments=registry, parking=executor, clock=clock, report=report)
 
 
 def permit_agent(connection: NodeConnection, report: Report) -> NodeAgent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
@@ -66,6 +67,14 @@ class AgentEnvironment(Generic[Handle]):
         self._agent = agent
         self._workdir = workdir
         self._lock = asyncio.Lock()
+        self._parking = asyncio.Lock()
+        """Serialises `park` and `resume`."""
+        self._turn = 0
+        """Changes when an action begins and when it ends or is cancelled."""
+        self._parked = False
+        self._peak_memory_bytes = 0
+        """Peak of the running action before it was last parked."""
+        agent.thaw = self._thaw
         self._end_reason = ""
         self._dispose = dispose
         self._cause_of_end = cause_of_end
@@ -93,14 +102,48 @@ class AgentEnvironment(Generic[Handle]):
         try:
             try:
                 before = await self._resume(cores)
+                self._peak_memory_bytes = 0
                 end = await self._agent.do(kind, params, timeout_s)
-                return _with(end, before, await self.handle.usage())
+                return _with(end, before, await self.handle.usage(), self._peak_memory_bytes)
             finally:
+                self._turn += 1
                 await uninterrupted(self._pause())
         except (Broken, Gone) as error:
             return ActEnd(ended_by="lost", reason=await self._died(str(error)))
         except RuntimeUnavailable as error:
             return ActEnd(ended_by="lost", reason=str(error))
+
+    async def park(self) -> bool:
+        """See `Environment.park`."""
+        try:
+            async with self._parking:
+                turn = self._turn
+                if not await self._agent.hold():
+                    return False
+                async with self._lock:
+                    if turn != self._turn or self._end_reason:
+                        return False
+                    await uninterrupted(self.handle.pause())
+                    self._parked = True
+                    peak = (await self.handle.usage()).peak_memory_bytes
+                    self._peak_memory_bytes = max(self._peak_memory_bytes, peak)
+                return True
+        except (Broken, Gone, RuntimeUnavailable) as error:
+            await self._died(str(error))
+            return False
+
+    async def resume(self, cores: frozenset[int]) -> None:
+        """See `Environment.resume`."""
+        try:
+            async with self._parking:
+                async with self._lock:
+                    if not self._parked or self._end_reason:
+                        return
+                    self._parked = False
+                    await uninterrupted(self.handle.resume(cores))
+                await self._agent.proceed()
+        except (Broken, Gone, RuntimeUnavailable) as error:
+            await self._died(str(error))
 
     async def close(self) -> None:
         """Kill everything in it at once. Its removal continues in the background (`Runtime.close` waits for it)."""
@@ -152,6 +195,7 @@ class AgentEnvironment(Generic[Handle]):
                 raise Gone(self._end_reason)
             if not self.handle.alive or self._agent.broken:
                 raise Gone("it has ended")
+            self._parked = False
             await uninterrupted(self.handle.resume(cores))  # half done, its state would be unknown
             return await self.handle.usage()
 
@@ -163,6 +207,15 @@ class AgentEnvironment(Generic[Handle]):
                     await self.handle.pause()
         except (Gone, RuntimeUnavailable) as error:
             await self._died(str(error))
+
+    async def _thaw(self) -> None:
+        """Thaw a parked environment on the cores that it had, because its action was cancelled."""
+        self._turn += 1
+        async with self._lock:
+            if self._parked and not self._end_reason:
+                self._parked = False
+                with contextlib.suppress(Gone, RuntimeUnavailable):
+                    await uninterrupted(self.handle.resume(frozenset()))
 
     async def _kill(self) -> None:
         async with self._lock:
@@ -216,7 +269,7 @@ async def uninterrupted(work: Coroutine[Any, Any, Result]) -> Result:
     return task.result()
 
 
-def _with(end: ActEnd, before: EnvironmentUsage, after: EnvironmentUsage) -> ActEnd:
+def _with(end: ActEnd, before: EnvironmentUsage, after: EnvironmentUsage, peak_memory_bytes: int) -> ActEnd:
     """Return the end with the usage of this action."""
     exceeded = after.memory_kills > before.memory_kills
     return msgspec.structs.replace(
@@ -224,5 +277,5 @@ def _with(end: ActEnd, before: EnvironmentUsage, after: EnvironmentUsage) -> Act
         output={**end.output, "memory_exceeded": True} if exceeded else end.output,
         reason=f"{end.reason}: {_EXCEEDED}".removeprefix(": ") if exceeded and not end.passed else end.reason,
         cpu_s=max(after.cpu_s - before.cpu_s, 0.0),
-        peak_memory_bytes=after.peak_memory_bytes,
+        peak_memory_bytes=max(after.peak_memory_bytes, peak_memory_bytes),
     )

@@ -12,12 +12,13 @@ import base64
 import contextlib
 import itertools
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
 
 from services.cpu_manager.environments.agent import wire
+from services.cpu_manager.environments.limit import ExecutionLimit
 from services.cpu_manager.environments.protocol import ActEnd
 from services.cpu_manager.environments.requests import request_of
 from shared.kinds.spec import Params
@@ -29,6 +30,7 @@ _SLACK: Final = 1 << 20
 _LATE_S: Final = 10.0
 """An agent ends an action within two seconds of its time limit. After this time without an answer it is abandoned."""
 _CANCEL_S: Final = 5.0
+_CONTROL_S: Final = 5.0
 _CHUNK: Final = 256 << 10
 
 EndedBy = Literal["done", "wall-limit", "refused", "cancelled"]
@@ -50,8 +52,21 @@ class AgentReply(msgspec.Struct, frozen=True):
     parts: list[tuple[str, int]]
 
 
+class _Doing:
+    """The running action."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.limit = ExecutionLimit(timeout_s)
+        self.sent = asyncio.Event()
+        """Set when its request has been sent, or will not be."""
+
+
+async def _nothing() -> None:
+    """Stand-in for a thaw."""
+
+
 class AgentChannel:
-    """A connection to one agent. Never call two of its methods at once."""
+    """A connection to one agent: one action at a time; `hold`, `proceed` and `control` may run beside it."""
 
     def __init__(self, connection: socket.socket, most_bytes: int = OUTPUT_BYTES) -> None:
         """Take ownership of a connected stream socket. `most_bytes` bounds files and archives in both directions."""
@@ -61,6 +76,16 @@ class AgentChannel:
         self._numbers = itertools.count(1)
         self._buffer = bytearray()
         self._received: asyncio.Future[None] | None = None
+        self._sending = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        """Held by the one that reads, for all that wait for replies."""
+        self._awaited: dict[int, int] = {}
+        """Number of a request -> most bytes of its reply."""
+        self._replies: dict[int, tuple[AgentReply, dict[str, bytes]]] = {}
+        """Replies that another reader has received."""
+        self._doing: _Doing | None = None
+        self.thaw: Callable[[], Awaitable[None]] = _nothing
+        """Called before a cancelled action must end: a frozen agent could not end it."""
 
     async def settle(self, cwd: str, env: Mapping[str, str], timeout_s: float) -> str:
         """Set where actions start (empty: where the agent was started; created if missing), and their variables.
@@ -71,19 +96,45 @@ class AgentChannel:
             Broken: there is no agent.
             ValueError: the directory cannot be created.
         """
-        reply, _ = await self._ask({"op": "settle", "cwd": cwd, "env": dict(env)}, b"", timeout_s, 0)
+        reply, _ = await self._ask({"op": "settle", "cwd": cwd, "env": dict(env)}, b"", _Doing(timeout_s), 0)
         if not reply.passed:
             raise ValueError(reply.reason)
         return str(reply.output.get("cwd", ""))
 
     async def ping(self, timeout_s: float) -> None:
         """Return when the agent answers. Raise `Broken` otherwise."""
-        await self._ask({"op": "ping"}, b"", timeout_s, 0)
+        await self._ask({"op": "ping"}, b"", _Doing(timeout_s), 0)
 
     async def control(self, op: str, timeout_s: float) -> bool:
         """Send `stop` or `go` for all processes but the agent's. Return True if it was done. Raises `Broken`."""
-        reply, _ = await self._ask({"op": op}, b"", timeout_s, 0)
+        reply, _ = await self._ask({"op": op}, b"", _Doing(timeout_s), 0)
         return reply.passed is True
+
+    async def hold(self) -> bool:
+        """Stop the clocks of the running action. Return False if none runs, or if it is ending.
+
+        Raises:
+            Broken: the agent does not answer.
+            NotImplementedError: the agent is of an earlier version.
+        """
+        doing = self._doing
+        if doing is None:
+            return False
+        await doing.sent.wait()
+        reply, _ = await self._ask({"op": "hold"}, b"", _Doing(_CONTROL_S), 0)
+        if reply.reason == "busy":
+            raise NotImplementedError("its agent cannot park an action")
+        if reply.passed is not True or self._doing is not doing:
+            return False
+        doing.limit.hold()
+        return True
+
+    async def proceed(self) -> None:
+        """Let the clocks of a held action continue. Raises `Broken`."""
+        doing = self._doing
+        await self._ask({"op": "proceed"}, b"", _Doing(_CONTROL_S), 0)
+        if doing is not None:
+            doing.limit.proceed()
 
     async def do(self, kind: str, params: Params, timeout_s: float) -> ActEnd:
         """Execute one action. If cancelled, end the action's foreground processes before raising.
@@ -96,7 +147,11 @@ class AgentChannel:
         except ValueError as error:
             return ActEnd(ended_by="done", passed=False, output={"error": str(error)}, reason=str(error))
         request["timeout_s"] = timeout_s
-        reply, parts = await self._ask(request, body, timeout_s + _LATE_S, most)
+        self._doing = doing = _Doing(timeout_s + _LATE_S)
+        try:
+            reply, parts = await self._ask(request, body, doing, most)
+        finally:
+            self._doing = None
         if reply.ended_by == "cancelled":
             raise Broken("it reported a cancellation that was not requested")
         try:
@@ -113,32 +168,37 @@ class AgentChannel:
         )
 
     async def _ask(
-        self, request: dict[str, Any], body: bytes, timeout_s: float, most: int
+        self, request: dict[str, Any], body: bytes, doing: _Doing, most: int
     ) -> tuple[AgentReply, dict[str, bytes]]:
         number = next(self._numbers)
         request["id"] = number
+        self._awaited[number] = most
         sending = asyncio.create_task(self._send(wire.pack(request, body)), name="send a request")
         try:
-            async with asyncio.timeout(timeout_s):
+            async with doing.limit:
                 await asyncio.shield(sending)
-                return await self._receive(number, most)
+                doing.sent.set()
+                return await self._receive(number)
         except TimeoutError as error:
-            raise Broken(f"no answer in {timeout_s:g} s") from error
+            raise Broken(f"no answer to {request['op']} in time") from error
         except OSError as error:
             raise Broken(str(error) or "the connection broke") from error
         except asyncio.CancelledError:
-            await self._cancel(number, most, sending)
+            await self._cancel(number, sending, thaw=doing is self._doing)
             raise
         finally:
             sending.cancel()
+            doing.sent.set()
 
-    async def _cancel(self, number: int, most: int, sending: asyncio.Task[None]) -> None:
+    async def _cancel(self, number: int, sending: asyncio.Task[None], *, thaw: bool) -> None:
         """Cancel the running action after its request is sent. Close the connection if the agent does not answer."""
         try:
             async with asyncio.timeout(_CANCEL_S):
                 await sending
                 await self._send(wire.pack({"op": "cancel", "id": number}))
-                await self._receive(number, most)
+                if thaw:
+                    await self.thaw()
+                await self._receive(number)
         except (TimeoutError, OSError, Broken, asyncio.CancelledError):
             self.close()
 
@@ -148,10 +208,19 @@ class AgentChannel:
         return self._connection.fileno() < 0
 
     async def _send(self, frame: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(self._connection, frame)
+        async with self._sending:
+            await asyncio.get_running_loop().sock_sendall(self._connection, frame)
 
-    async def _receive(self, number: int, most: int) -> tuple[AgentReply, dict[str, bytes]]:
-        while (frame := self._frame(most)) is None:
+    async def _receive(self, number: int) -> tuple[AgentReply, dict[str, bytes]]:
+        while number not in self._replies:
+            async with self._reading:
+                if number not in self._replies:
+                    await self._read()
+        return self._replies.pop(number)
+
+    async def _read(self) -> None:
+        """Read one reply, to whichever request."""
+        while (frame := self._frame(max(self._awaited.values(), default=0))) is None:
             await self._more()
         header, body = frame
         try:
@@ -159,13 +228,14 @@ class AgentChannel:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Broken(f"a malformed reply: {error}") from error
         sizes = [size for _, size in reply.parts]
-        if reply.id != number or sum(sizes) != len(body) or any(size < 0 for size in sizes):
+        if reply.id not in self._awaited or sum(sizes) != len(body) or any(size < 0 for size in sizes):
             raise Broken("a reply to another request")
+        del self._awaited[reply.id]
         parts, at = {}, 0
         for name, size in reply.parts:
             parts[name] = body[at : at + size]
             at += size
-        return reply, parts
+        self._replies[reply.id] = (reply, parts)
 
     def _frame(self, most: int) -> tuple[bytes, bytes] | None:
         """Return the next whole frame, or None. An incomplete frame stays in the buffer, so a wait can be cancelled."""
@@ -185,6 +255,8 @@ class AgentChannel:
     async def _more(self) -> None:
         """Wait for bytes. A callback reads them, so none is lost if the wait is cancelled."""
         loop, descriptor = asyncio.get_running_loop(), self._connection.fileno()
+        if descriptor < 0:
+            raise Broken("the channel was closed")
         self._received = received = loop.create_future()
 
         def readable() -> None:

@@ -59,6 +59,23 @@ class Environment(Protocol):
         """
         ...
 
+    async def park(self) -> bool:
+        """Stop the clock of the running action, and freeze it. Return True when no process has a core.
+
+        False: no action runs in it now, or it has just ended. If `act` is cancelled meanwhile, it is thawed
+        for some milliseconds on the cores that it had, and the foreground processes are ended.
+
+        Raises:
+            NotImplementedError: its agent is of an earlier version.
+        """
+        ...
+
+    async def resume(self, cores: frozenset[int]) -> None:
+        """Continue the parked action on exactly these cores. No effect if none is parked. If that fails, `act` returns
+        `lost`.
+        """
+        ...
+
     async def close(self) -> None:
         """End it and remove everything it left. Safe to call again, and during an action."""
         ...

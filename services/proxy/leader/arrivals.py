@@ -6,8 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from shared.bus.tail import Entry
-from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested
-from shared.messages.outcomes import OUTCOMES, EnvironmentCreated, Finished, Started
+from shared.messages.actions import (
+    ACTIONS,
+    ActionSubmitted,
+    CancelRequested,
+    CloseRequested,
+    ParkActionRequested,
+    Request,
+    ResumeActionRequested,
+)
+from shared.messages.outcomes import OUTCOMES, EnvironmentCreated, Finished, Parked, Started
 from shared.policy.order.turns import NO_FLOW, TurnQueue
 
 HANDLED_SHARED = 64
@@ -27,8 +35,8 @@ def names_of(submitted: ActionSubmitted) -> tuple[str, ...]:
     return (submitted.action, submitted.trajectory) if submitted.trajectory else (submitted.action,)
 
 
-def names_of_request(asked: CancelRequested | CloseRequested) -> tuple[str, ...]:
-    """Return the name of the action or trajectory that it ends; none for a batch, whose actions have their own."""
+def names_of_request(asked: Request) -> tuple[str, ...]:
+    """Return the name of the action or trajectory that it is about; none for a batch, whose actions have their own."""
     name = asked.trajectory if isinstance(asked, CloseRequested) else asked.action
     return (name,) if name else ()
 
@@ -85,6 +93,8 @@ class Arrivals:
             case ActionSubmitted() as submitted:
                 names = names_of(submitted)
                 self._submissions.put(submitted.tenant, entry, (*names, submitted.batch) if submitted.batch else names)
+            case ParkActionRequested(action=action) | ResumeActionRequested(action=action):
+                self._submissions.put(NO_FLOW, entry, (action,))
             case CancelRequested(action=action, batch=batch):
                 self._submissions.put(NO_FLOW, entry, (action or batch,))
             case CloseRequested(trajectory=trajectory):
@@ -95,7 +105,7 @@ class Arrivals:
 
     def _put_outcome(self, entry: Entry[Any]) -> None:
         match entry.message:
-            case Started(action=action) | Finished(action=action):
+            case Started(action=action) | Parked(action=action) | Finished(action=action):
                 tenant, names = self._owner(action)
                 self._outcomes.put(tenant, entry, names or (action,))
             case EnvironmentCreated(trajectory=trajectory):

@@ -8,17 +8,17 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from services.proxy.leader.arrivals import ActionOwner, Arrivals, names_of, names_of_request
 from services.proxy.leader.interpreter import Discard, Forget, HoldsChanged, Interpreter
-from services.proxy.leader.messages import to_message, to_stimuli
+from services.proxy.leader.messages import to_message, to_request_stimulus, to_stimuli
 from services.proxy.leader.nodes import NodeRegistry
 from services.proxy.leader.recording import DispatchRecorder
-from services.proxy.leader.requests import to_end, to_granted, to_request, unschedulable
+from services.proxy.leader.requests import to_end, to_granted, to_parking, to_request, unschedulable
+from services.proxy.leader.unanswered import Unanswered
 from services.proxy.metrics import ACT, ANSWERED, USED
 from services.proxy.records.answering import compose, is_masked, observe_queueing, reports, usage_of
 from services.proxy.records.failures import MOST_REASON
@@ -28,14 +28,18 @@ from shared.bus.holds import Taking
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.kinds.registry import all_kinds
-from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested, UnreadableEntry
-from shared.messages.batches import BATCHES
-from shared.messages.environments import TRAJECTORIES
+from shared.messages.actions import (
+    ActionSubmitted,
+    CancelRequested,
+    CloseRequested,
+    ParkActionRequested,
+    ResumeActionRequested,
+    UnreadableEntry,
+)
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES
-from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken
-from shared.messages.quotas import QUOTA_CHANGES
-from shared.messages.targets import COMPLETIONS, TARGETS, TargetSet
+from shared.messages.outcomes import EnvironmentEnded, Finished, InventoryTaken
+from shared.messages.targets import TargetSet
 from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import (
@@ -47,31 +51,18 @@ from shared.policy.model.formulation import (
     Command,
     ForgetTrajectory,
     Grant,
+    Park,
     PullImage,
+    Resume,
     Revoke,
     SetShare,
 )
 from shared.policy.model.reports import Ended
-from shared.policy.model.results import AttemptResult
 from shared.runtime import log
 from shared.runtime.units import Epoch
 
 _log = log.get(__name__)
 _json = msgspec.json.Encoder()
-
-
-@dataclass(slots=True)
-class Unanswered:
-    """Data of an unanswered action that the leader keeps beside the dispatcher's `ActionState`."""
-
-    entry: str
-    """Its journal entry."""
-    submitted: ActionSubmitted
-    index: int
-    result: AttemptResult | None = None
-    """Newest result with a verdict or a rejection."""
-    outcome: str = ""
-    """Stream id of the outcome that has it, until a write has removed the entry."""
 
 
 class Leader:
@@ -96,6 +87,8 @@ class Leader:
         self.reasons: dict[str, str] = {}
         """Pool -> reason of its target."""
         self.unanswered: dict[str, Unanswered] = {}
+        self._parkings = 0
+        """Serial of the newest message that parks or resumes."""
         self._ticked = 0.0
         self._read = 0.0
 
@@ -127,10 +120,10 @@ class Leader:
                     submitted.append(entry)
                 case Finished():
                     finished.append(entry)
-                case CancelRequested() | CloseRequested():
+                case CancelRequested() | CloseRequested() | ParkActionRequested() | ResumeActionRequested():
                     self._submit(now, submitted)
                     submitted = []
-                    self._cancel(now, entry.message)
+                    self._handle(now, to_request_stimulus(entry.message))
                     self._interpreter.discard(entry.id, *names_of_request(entry.message))
                 case UnreadableEntry():
                     self._refuse(entry)
@@ -169,14 +162,6 @@ class Leader:
             self.unanswered[action] = Unanswered(entry.id, entry.message.submission(), entry.index)
             why = f"this version of treadle cannot read the request ({entry.message.error}); submit it again"
             self._answer(AnswerAction(action, "refused", why, ()))
-
-    def _cancel(self, now: float, asked: CancelRequested | CloseRequested) -> None:
-        if isinstance(asked, CloseRequested):
-            self._handle(now, stimuli.TrajectoryClosed(asked.trajectory))
-        elif asked.batch:
-            self._handle(now, stimuli.BatchCancelled(asked.batch, f"the batch was {asked.reason}"))
-        else:
-            self._handle(now, stimuli.ActionCancelled(asked.action, asked.reason))
 
     def _finish(self, now: float, entries: Iterable[Entry[Finished]]) -> None:
         """Pass outcomes to the dispatcher together, but never two of one action: each answer reports the outcome it is
@@ -253,6 +238,8 @@ class Leader:
                     self._advance(command)
                 case AskInventory():
                     self._ask_inventory(command)
+                case Park() | Resume():
+                    self._park_or_resume(command)
                 case Revoke(action=action):
                     self._send(command.node, to_message(self._epoch, command), self._owner(action).tenant, (action,))
                 case CloseEnvironment(trajectory=trajectory):
@@ -277,6 +264,14 @@ class Leader:
         if grant.hold is not None:
             granting = granting._replace(taking=Taking(grant.hold, grant.rates))
         self._interpreter.put(granting, submitted.tenant, names_of(submitted))
+
+    def _park_or_resume(self, command: Park | Resume) -> None:
+        topic, owner = self.nodes.topic(command.node), self._owner(command.action)
+        if topic is not None:
+            self._parkings += 1
+            payload = topic.encode(to_parking(self._epoch, self._parkings, command))
+            granting = Granting(topic.name, payload, command.action if isinstance(command, Resume) else "")
+            self._interpreter.put(granting, owner.tenant, owner.names)
 
     def _advance(self, advance: Advance) -> None:
         kept = self.unanswered[advance.action]
@@ -323,7 +318,3 @@ class Leader:
         if submitted.trajectory and is_masked(answer):
             answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")
         self._interpreter.put(answering, submitted.tenant, names_of(submitted))
-
-
-LEADER_STREAMS = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, QUOTA_CHANGES, OUTCOMES)
-"""Streams that a leader reads, in the order in which their entries are handled."""

@@ -13,7 +13,7 @@ from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.replicas import CHECK_S, AbsentReplicas
 from services.proxy.leader.takeover import take_over
 from services.proxy.leader.tenant_weights import TenantWeights
-from services.proxy.metrics import EPOCH, NODES, QUEUED, STUCK, UNANSWERED
+from services.proxy.metrics import EPOCH, NODES, PARKED_NOW, QUEUED, STUCK, UNANSWERED
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
 from shared.bus import batches, streams, trajectories
@@ -117,6 +117,7 @@ class Leadership:
             self.epoch = 0
             EPOCH.set(0)
             UNANSWERED.set(0)
+            PARKED_NOW.set(0)
             for gauge in (NODES, QUEUED, STUCK):
                 gauge.clear()  # the next leader's values count
             interpreter.deposed = True
@@ -156,6 +157,7 @@ class Leadership:
         while not interpreter.deposed:
             await asyncio.sleep(self._settings.lease_s / 3)
             UNANSWERED.set(len(leader.unanswered))
+            PARKED_NOW.set(leader.dispatcher.parked)
             for state, count in leader.nodes.counts(leader.dispatcher.node_names()).items():
                 NODES.labels(state).set(count)
             try:

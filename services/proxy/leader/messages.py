@@ -8,11 +8,19 @@ from typing import Any, Final
 from shared.api.images import familiar
 from shared.bus.tail import Entry
 from shared.kinds.registry import all_kinds
+from shared.messages.actions import CancelRequested, CloseRequested, ParkActionRequested, Request, ResumeActionRequested
 from shared.messages.batches import BatchEnded
 from shared.messages.environments import LOCAL, EnvironmentsExpected
 from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
 from shared.messages.grants import Grant as GrantMessage
-from shared.messages.outcomes import EnvironmentCreated, EnvironmentEnded, ImagesChanged, InventoryTaken, Started
+from shared.messages.outcomes import (
+    EnvironmentCreated,
+    EnvironmentEnded,
+    ImagesChanged,
+    InventoryTaken,
+    Parked,
+    Started,
+)
 from shared.messages.quotas import QuotaChanged
 from shared.messages.targets import CompletionExpected, TargetSet
 from shared.policy.dispatch import stimuli
@@ -32,6 +40,8 @@ def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
     match entry.message:
         case Started() as one:
             yield stimuli.AttemptStarted(one.action, one.attempt)
+        case Parked() as one:
+            yield stimuli.AttemptParked(one.action, one.attempt)
         case ImagesChanged() as one:
             yield stimuli.ImagesReported(one.node, one.incarnation, tuple(one.added), tuple(one.removed))
         case EnvironmentCreated() as one:
@@ -53,9 +63,27 @@ def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
             yield from to_foreseen(one)
 
 
+def to_request_stimulus(asked: Request) -> Stimulus:
+    """Convert a request about actions in the journal."""
+    match asked:
+        case CloseRequested():
+            return stimuli.TrajectoryClosed(asked.trajectory)
+        case ParkActionRequested():
+            return stimuli.ParkRequested(asked.action)
+        case ResumeActionRequested():
+            return stimuli.ResumeRequested(asked.action)
+        case CancelRequested() if asked.batch:
+            return stimuli.BatchCancelled(asked.batch, f"the batch was {asked.reason}")
+        case CancelRequested():
+            return stimuli.ActionCancelled(asked.action, asked.reason)
+
+
 def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
     """Convert a node's inventory."""
-    held = {one.action: HeldGrant(one.stage, one.attempt, one.running_s, one.units, one.queued) for one in taken.held}
+    held = {
+        one.action: HeldGrant(one.stage, one.attempt, one.running_s, one.units, one.queued, one.parked, one.resuming)
+        for one in taken.held
+    }
     environments = {one.trajectory: one.units for one in taken.environments}
     return stimuli.InventoryReported(taken.node, taken.incarnation, held, environments)
 

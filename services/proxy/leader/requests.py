@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 
+from services.proxy.metrics import PARKED, RESUMED
 from shared.api.images import familiar
 from shared.bus.tail import Entry
 from shared.kinds.registry import all_kinds
 from shared.messages.actions import ActionSubmitted, StageWork
-from shared.messages.grants import Granted
+from shared.messages.grants import Granted, ParkAsked, Resumed
 from shared.messages.outcomes import Finished
 from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity
-from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, Work
+from shared.policy.model.formulation import EnvironmentNeed, Grant, Park, Request, Resume, Work
 from shared.policy.model.reports import Ended
 from shared.runtime.units import Epoch
 
@@ -164,3 +165,12 @@ def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Grante
         exception_score=stage.exception_score,
         quotas=dict(stage.quotas),
     )
+
+
+def to_parking(epoch: Epoch, serial: int, command: Park | Resume) -> ParkAsked | Resumed:
+    """Compose the message that parks or resumes an attempt, and count it."""
+    if isinstance(command, Park):
+        PARKED.inc()
+        return ParkAsked(action=command.action, epoch=epoch, attempt=command.attempt, serial=serial)
+    RESUMED.inc()
+    return Resumed(action=command.action, epoch=epoch, attempt=command.attempt, serial=serial)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from redis.asyncio import Redis
 
-from services.proxy.leader.leader import LEADER_STREAMS, Leader
+from services.proxy.leader.leader import Leader
 from shared.api.requests import StageReport
 from shared.bus.actions import read_continuations
 from shared.bus.batches import first_arrival
@@ -18,8 +18,12 @@ from shared.bus.quotas import read_quotas
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import read_placements, read_statuses
 from shared.messages.actions import ACTIONS, ActionSubmitted, CloseRequested
+from shared.messages.batches import BATCHES
+from shared.messages.environments import TRAJECTORIES
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES
+from shared.messages.quotas import QUOTA_CHANGES
+from shared.messages.targets import COMPLETIONS, TARGETS
 from shared.policy.dispatch.quota_stimuli import HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.stimuli import (
     ActionRestored,
@@ -32,6 +36,8 @@ from shared.runtime import log
 
 _log = log.get(__name__)
 
+LEADER_STREAMS = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, QUOTA_CHANGES, OUTCOMES)
+"""Streams that a leader reads, in the order in which their entries are handled."""
 HANDLED_AT_ONCE: Final = 1024
 """Entries of a stream handled at once; some 50 ms."""
 
@@ -133,7 +139,7 @@ async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[Ac
         for action, found in zip(chunk, await read_continuations(redis, chunk), strict=True):
             if found is not None:
                 acts = tuple(_act(report) for report in _carried.decode(found.carried)) if found.carried else ()
-                leader.restore(ActionRestored(action, found.stage, found.attempt, acts, found.node))
+                leader.restore(ActionRestored(action, found.stage, found.attempt, acts, found.node, found.wanted))
 
 
 def _act(report: StageReport) -> StageAct:

@@ -17,6 +17,7 @@ local function record_placement(placements, due, trajectory_key, placement)
   end
 end
 
+-- Without a mark, the message lets a parked action continue: its request to resume is fulfilled.
 -- send_grants(epoch:<role>, placements, trajectories:due, stream, action or {trajectory, acted of it}...;
 --             epoch, {position of the stream, payload, position of the action or 0, mark,
 --                     position of the trajectory whose environment begins with it or 0, placement}...)
@@ -27,7 +28,11 @@ local function send_grants(keys, args)
     local stream, action, trajectory = keys[tonumber(args[i])], keys[tonumber(args[i + 2])], keys[tonumber(args[i + 4])]
     if not action or redis.call('EXISTS', action) == 1 then
       redis.call('XADD', stream, '*', 'm', args[i + 1])
-      if action then redis.call('HSET', action, 'grant', args[i + 3]) end
+      if action and args[i + 3] ~= '' then
+        redis.call('HSET', action, 'grant', args[i + 3])
+      elseif action and redis.call('HGET', action, 'resume') == 'asked' then
+        redis.call('HSET', action, 'resume', 'sent')
+      end
       if trajectory then record_placement(keys[2], keys[3], trajectory, args[i + 5]) end
       if stream ~= last then
         redis.call('EXPIRE', stream, GRANTS_KEPT_S)  -- so that the stream of a removed node disappears

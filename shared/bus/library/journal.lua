@@ -108,6 +108,46 @@ local function cancel(keys, args)
   return 1
 end
 
+-- Return the hash fields that decide about a request to park or to resume, and its code if it must be rejected:
+-- 0 answered already, -1 unknown, -2 in no trajectory, -3 not granted
+local function parkable(action)
+  local a = redis.call('HMGET', action, 'entry', 'answer', 'result', 'archived', 'trajectory', 'grant', 'parking', 'resume')
+  if not a[1] then return a, -1 end
+  if a[2] or a[3] or a[4] then return a, 0 end
+  if not a[5] or a[5] == '' then return a, -2 end
+  if not a[6] then return a, -3 end
+  return a, nil
+end
+
+-- park(action, actions; reason) -> 1 asked, or a code of `parkable`
+-- `parking` is the grant, the time and the reason; without `resume` the action is parked, or will be
+local function park(keys, args)
+  local a, code = parkable(keys[1])
+  if code then return code end
+  local parking, grant = a[7], a[6] .. ' '
+  if a[8] or not parking or string.sub(parking, 1, #grant) ~= grant then
+    redis.call('HSET', keys[1], 'parking', grant .. now_ms() .. ' ' .. args[1])
+    redis.call('HDEL', keys[1], 'resume')
+  end
+  local request = { kind = 'action.park-requested.v1', action = id_of(keys[1]) }
+  redis.call('XADD', keys[2], '*', 'm', cmsgpack.pack(request))
+  return 1
+end
+
+-- resume(action, actions) -> 1 asked, or a code of `parkable`, -3 also if this attempt was never parked
+-- `resume` is `asked`, and `sent` after the leader has let it continue
+local function resume(keys)
+  local a, code = parkable(keys[1])
+  if code then return code end
+  local parking, grant = a[7], a[6] .. ' '
+  if not parking or string.sub(parking, 1, #grant) ~= grant then return -3 end
+  if a[8] == 'sent' then return 1 end
+  redis.call('HSET', keys[1], 'resume', 'asked')
+  local request = { kind = 'action.resume-requested.v1', action = id_of(keys[1]) }
+  redis.call('XADD', keys[2], '*', 'm', cmsgpack.pack(request))
+  return 1
+end
+
 -- discard(epoch:<role>, actions; epoch, entry...): delete processed journal entries that are not requests
 local function discard(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
@@ -117,4 +157,6 @@ end
 
 register('journal_actions_v2', journal_actions)
 register_allowed_when_full('cancel_v2', cancel)
+register_allowed_when_full('park_v1', park)
+register_allowed_when_full('resume_v1', resume)
 register_allowed_when_full('discard_v2', discard)

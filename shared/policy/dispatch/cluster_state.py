@@ -259,8 +259,9 @@ class ClusterState:
         if action.state == "granted":
             action.move("running")
         self._set_parked(action, now)
-        if held.resuming and action.state == "parked":
+        if (held.resuming or action.asked_to_resume) and action.state == "parked":
             self.wait_to_resume(action, now)
+        action.asked_to_park = action.asked_to_resume = False
 
     # ---- nodes and environments --------------------------------------------------------------------------------
 

@@ -129,6 +129,11 @@ class Dispatcher:
         return self.cluster.next_wake_s
 
     @property
+    def parked(self) -> int:
+        """Number of actions that are parked, or wait for units to continue."""
+        return sum(action.parked for held in self.cluster.granted.values() for action in held.values())
+
+    @property
     def planned(self) -> bool:
         """A planner is alive, as far as reported."""
         return self.cluster.queues.planned

@@ -13,6 +13,7 @@ from shared.policy.dispatch.action_registry import ActionRegistry
 from shared.policy.dispatch.attempt_handler import AttemptHandler
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
+from shared.policy.dispatch.parking import ParkingHandler
 from shared.policy.dispatch.placement import place_pull
 from shared.policy.model.formulation import AskInventory, Command, PullImage, Revoke
 from shared.policy.model.reports import HeldGrants, holds
@@ -27,6 +28,7 @@ class NodeHandler:
     registry: ActionRegistry
     attempts: AttemptHandler
     environments: EnvironmentHandler
+    parking: ParkingHandler
 
     def joined(self, now: float, node: Node) -> list[Command] | None:
         """Add a node, or the kinds that a repeated hello adds. None: nothing has changed."""
@@ -84,6 +86,7 @@ class NodeHandler:
                 commands.append(Revoke(action_id, node.name, grant.attempt))
             elif action is not None and not grant.queued:
                 action.started_s = now - grant.running_s
+                commands += self.parking.ask_again(now, action)
         return commands
 
     def _reconcile_missing(self, now: float, node: Node, held: HeldGrants, asked: int) -> list[Command]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.policy.dispatch.action_registry import ActionRegistry
+from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import Command, Park
 
@@ -35,13 +36,25 @@ class ParkingHandler:
     cluster: ClusterState
     registry: ActionRegistry
 
-    def ask(self, action_id: str) -> list[Command]:
-        """Ask the node of a running action to park it; no effect on any other action."""
+    def ask(self, now: float, action_id: str) -> list[Command]:
+        """Ask the node of a granted action to park it; no effect on any other action.
+
+        Before the node's inventory only the request is recorded.
+        """
         action = self.registry.actions.get(action_id)
-        if action is None or action.state != "running" or action.request.need is None:
+        if action is not None and action.state == "resuming":
+            self.cluster.leave_queue(action)
+            action.pause("parked", now)
+            return []
+        if action is None or action.state not in ("granted", "running") or action.request.need is None:
             return []
         action.asked_to_park, action.asked_to_resume = True, False
-        return [Park(action_id, action.node, action.attempt)]
+        return [Park(action_id, action.node, action.attempt)] if action.allocated else []
+
+    def ask_again(self, now: float, action: ActionState) -> list[Command]:
+        """Ask again after an inventory which shows that the action runs: a former leader may not have asked."""
+        wanted = action.asked_to_park and not action.asked_to_resume
+        return self.ask(now, action.request.id) if wanted and action.state in ("granted", "running") else []
 
     def parked(self, now: float, action_id: str, attempt: int) -> bool:
         """Apply a node's report. False: it is about another attempt, or only the node's inventory can decide."""
@@ -64,7 +77,7 @@ class ParkingHandler:
         """Queue a parked action for the units that it needs to continue. False: it waits already, or is not parked."""
         action = self.registry.actions.get(action_id)
         if action is None or action.state != "parked":
-            if action is not None and action.asked_to_park:  # the node's report is under way
+            if action is not None and (action.asked_to_park or not action.allocated):  # a report is under way
                 action.asked_to_resume = True
             return False
         self.cluster.wait_to_resume(action, now)

@@ -40,6 +40,7 @@ class ActionRestored:
     acts: tuple[StageAct, ...]
     node: str
     """Node of its last grant; empty if it has none."""
+    wanted: str = ""  # newest unfulfilled request about that grant: parked, resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +162,7 @@ class EnvironmentGone:
 
 @dataclass(frozen=True, slots=True)
 class ImagesForeseen:
-    """Hint: one environment of each of these images will be needed. A missing image is pulled to the node where its
-    environment is predicted to be placed.
-    """
+    """Hint: one environment of each image is expected. Missing images are pulled to its predicted node."""
 
     images: tuple[str, ...]
     """Names as container engines list them."""

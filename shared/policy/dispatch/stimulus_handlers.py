@@ -53,7 +53,7 @@ class StimulusHandlers:
         self._environments = EnvironmentHandler(cluster, registry)
         self._attempts = AttemptHandler(cluster, registry, self._environments, self.config.max_attempts)
         self._parking = ParkingHandler(cluster, registry)
-        self._nodes = NodeHandler(cluster, registry, self._attempts, self._environments)
+        self._nodes = NodeHandler(cluster, registry, self._attempts, self._environments, self._parking)
 
     def table(self) -> dict[type[Stimulus], Handler]:
         """Return the handlers by type of stimulus."""
@@ -129,6 +129,7 @@ class StimulusHandlers:
         self.cluster.queues.enqueue(action)
         if known.node:
             self.cluster.await_node(action, known.node, now)
+            action.asked_to_park, action.asked_to_resume = bool(known.wanted), known.wanted == "resumed"
 
     def _action_cancelled(self, now: float, one: stimuli.ActionCancelled) -> list[Command]:
         return self.registry.cancel(now, [one.action], one.reason)
@@ -151,8 +152,8 @@ class StimulusHandlers:
             commands += self._attempts.ended(now, end)
         return commands
 
-    def _park_requested(self, _: float, asked: stimuli.ParkRequested) -> list[Command] | None:
-        return self._parking.ask(asked.action) or None
+    def _park_requested(self, now: float, asked: stimuli.ParkRequested) -> list[Command] | None:
+        return self._parking.ask(now, asked.action) or None
 
     def _attempt_parked(self, now: float, one: stimuli.AttemptParked) -> list[Command] | None:
         return [] if self._parking.parked(now, one.action, one.attempt) else None

@@ -20,7 +20,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     "granted": frozenset({"running", "queued", "cancelling", "finished"}),
     "running": frozenset({"queued", "parked", "cancelling", "finished"}),
     "parked": frozenset({"resuming", "queued", "cancelling", "finished"}),
-    "resuming": frozenset({"running", "queued", "cancelling", "finished"}),
+    "resuming": frozenset({"running", "parked", "queued", "cancelling", "finished"}),
     "cancelling": frozenset({"finished"}),
     "finished": frozenset(),
 }

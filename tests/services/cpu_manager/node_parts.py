@@ -114,6 +114,8 @@ class FakeEnvironment:
         self.age_s = 0.0
         self.closed = False
         self.acts: list[tuple[str, KindParams, frozenset[int], float]] = []
+        self.resumed: list[frozenset[int]] = []
+        """Cores of each continuation."""
         self.cleaned = 0
         """Actions that were cut and ended their processes."""
         self._runtime = runtime
@@ -128,6 +130,12 @@ class FakeEnvironment:
             self.cleaned += 1
             raise
         return self._runtime.act(self)
+
+    async def park(self) -> bool:
+        return self._runtime.waits and not self._runtime.go.is_set()
+
+    async def resume(self, cores: frozenset[int]) -> None:
+        self.resumed.append(cores)
 
     async def close(self) -> None:
         await self._runtime.may_close.wait()

@@ -59,6 +59,10 @@ class ScriptedExecutor:
         """Turns of the loop that a cancelled attempt takes to end."""
         self.begun: list[Granted] = []
         self.released: list[Granted] = []
+        self.may_park = asyncio.Event()
+        self.may_park.set()
+        self.parks = True
+        self.resumed: list[str] = []
 
     def offer(self) -> Offer:
         return self.offered
@@ -69,6 +73,14 @@ class ScriptedExecutor:
     def release(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> None:
         assert task.done()
         self.released.append(grant)
+
+    async def park(self, task: asyncio.Task[AttemptResult]) -> bool:
+        await self.may_park.wait()
+        return self.parks and not task.done()
+
+    def resume(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> None:
+        assert not task.done()
+        self.resumed.append(grant.action)
 
     async def _execute(self, grant: Granted) -> AttemptResult:
         self.begun.append(grant)
@@ -90,7 +102,7 @@ class AttemptsUnderTest:
         self.units = self.executor.resources
         self.reports: list[Outcome] = []
         self.used_when_reported: list[int] = []
-        self.attempts = Attempts(NodeIdentity("n", "1"), self.executor, self.report, self.clock)
+        self.attempts = Attempts(NodeIdentity("n", "1"), self.executor, self.report, self.clock, parking=self.executor)
 
     def report(self, outcome: Outcome) -> None:
         self.reports.append(outcome)

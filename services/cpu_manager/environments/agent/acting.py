@@ -49,13 +49,17 @@ class Action:
         self._began = time.monotonic()
         self.wall_s = 0.0
         self._timeout_s = timeout_s
+        self._held_at = 0.0
+        """Time since which its clock stands still; 0: it runs."""
+        self._held_s = 0.0
         self._timer = context.events.after(timeout_s, self._out_of_time)
 
     def finish(self, reply: ActionReply) -> None:
         if self.reply is not None:
             return
+        self.proceed()
         self.context.events.forget(self._timer)
-        self.wall_s = time.monotonic() - self._began
+        self.wall_s = time.monotonic() - self._began - self._held_s
         if self.ended_by != "done":
             reply.ended_by = self.ended_by
             reply.passed = None
@@ -63,6 +67,24 @@ class Action:
             if self.ended_by == "wall-limit":
                 reply.reason = f"still running after {self._timeout_s:g} s"
         self.reply = reply
+
+    def hold(self) -> bool:
+        """Stop the clock of its time limit. Return False if the action is already ending."""
+        if self.reply is not None or self.ended_by != "done":
+            return False
+        if not self._held_at:
+            self._held_at = time.monotonic()
+            self.context.events.forget(self._timer)
+        return True
+
+    def proceed(self) -> None:
+        """Let the clock of its time limit continue."""
+        if self._held_at:
+            now = time.monotonic()
+            self._held_s += now - self._held_at
+            self._held_at = 0.0
+            left_s = self._began + self._held_s + self._timeout_s - now
+            self._timer = self.context.events.after(left_s, self._out_of_time)
 
     def _out_of_time(self) -> None:
         self._stop("wall-limit")

@@ -137,6 +137,9 @@ class EnvironmentAgent:
             if self._action is not None and request["id"] == self._number:
                 self._action.cancel()
             return
+        if request["op"] in ("hold", "proceed", "stop", "go"):
+            self._send(request["id"], self._control(str(request["op"])), 0.0)
+            return
         if self._action is not None:
             self._send(request["id"], failed("busy"), 0.0)
             return
@@ -174,11 +177,20 @@ class EnvironmentAgent:
             return self._sessions.close(str(request["session"]))
         if op == "settle":
             return self._settle(request)
-        if op in ("stop", "go"):
-            return ActionReply(stop_all() if op == "stop" else go_on(), {})
         if "path" in request:
             return self._start_with_files(str(op), request, body)
         return ActionReply(True, {}) if op == "ping" else failed(f"no such op: {op}")
+
+    def _control(self, op: str) -> ActionReply:
+        """Control the processes or the running action's clock; also while an action runs."""
+        if op in ("stop", "go"):
+            return ActionReply(stop_all() if op == "stop" else go_on(), {})
+        if self._action is None:
+            return failed("no action runs")
+        if op == "hold":
+            return ActionReply(self._action.hold(), {})
+        self._action.proceed()
+        return ActionReply(True, {})
 
     def _start_with_files(self, op: str, request: "dict[str, object]", body: bytes) -> "Action | ActionReply":
         shown, most = str(request["path"]), int(str(request.get("most", 0)))

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.proxy.leader import takeover
-from services.proxy.leader.leader import LEADER_STREAMS
+from services.proxy.leader.takeover import LEADER_STREAMS
 from services.proxy.records.answering import reports
 from shared.bus import functions, nodes
 from shared.bus.connection import command

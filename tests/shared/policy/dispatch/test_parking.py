@@ -240,7 +240,7 @@ def test_a_new_leader_adopts_it_parked_and_without_units(resuming: bool) -> None
     handle(dispatcher, 5.0, PlacementRestored("t", "a", {"memory_mb": 10}))
     handle(dispatcher, 5.0, submitted(act("r0"), request("next", work(), at_s=1.0)))
     handle(dispatcher, 5.0, ActionRestored("r0", 0, 1, (), "a"), joined(host("a", 1)))
-    assert handle(dispatcher, 5.5, AttemptParked("r0", 1), ResumeRequested("r0")) == [], "the inventory decides"
+    assert handle(dispatcher, 5.5, AttemptParked("r0", 1)) == [], "the inventory decides"
     held = {"r0": HeldGrant(0, 1, 4.0, {"cores": 1}, parked=True, resuming=resuming)}
     (grant,) = handle(dispatcher, 6.0, InventoryReported("a", "1", held, {"t": {"memory_mb": 10}}))
     assert isinstance(grant, Resume if resuming else Grant)
@@ -336,3 +336,60 @@ def test_sixty_four_environments_park_on_two_cores_and_nobody_starves(seed: int)
     assert max(node.waits_s) <= computed_s / CORES, f"the longest wait is {max(node.waits_s):.1f} s"
     shares = [node.half_s[tenant] for tenant in tenants]
     assert max(shares) <= 1.2 * min(shares), f"tenants' shares of the first half: {shares}"
+
+
+def new_leader(**restored: str) -> Dispatcher:
+    """A new leader that waits for the inventory of node a, where r0 was granted."""
+    dispatcher = Dispatcher(specs=SPECS)
+    handle(dispatcher, 5.0, PlacementRestored("t", "a", {"memory_mb": 10}), submitted(act("r0")))
+    handle(dispatcher, 5.0, ActionRestored("r0", 0, 1, (), "a", **restored), joined(host("a", 1)))
+    return dispatcher
+
+
+def inventory(*, parked: bool) -> InventoryReported:
+    held = {"r0": HeldGrant(0, 1, 4.0, {"cores": 1}, parked=parked)}
+    return InventoryReported("a", "1", held, {"t": {"memory_mb": 10}})
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["request", "stored request"])
+def test_a_new_leader_keeps_a_request_to_continue_until_the_inventory(stored: bool) -> None:
+    dispatcher = new_leader(**({"wanted": "resumed"} if stored else {}))
+    if not stored:
+        assert handle(dispatcher, 5.5, ResumeRequested("r0")) == []
+    (resume,) = (one for one in handle(dispatcher, 6.0, inventory(parked=True)) if isinstance(one, Resume))
+    assert (resume.action, state(dispatcher, "r0")) == ("r0", "running")
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["request", "stored request"])
+def test_a_new_leader_parks_what_the_former_one_did_not(stored: bool) -> None:
+    dispatcher = new_leader(**({"wanted": "parked"} if stored else {}))
+    if not stored:
+        assert handle(dispatcher, 5.5, ParkRequested("r0")) == []
+    parks = [one for one in handle(dispatcher, 6.0, inventory(parked=False)) if isinstance(one, Park)]
+    assert parks == [Park("r0", "a", 1)]
+    handle(dispatcher, 7.0, AttemptParked("r0", 1))
+    assert state(dispatcher, "r0") == "parked"
+
+
+def test_a_request_that_was_taken_back_before_the_inventory_parks_nothing_for_long() -> None:
+    dispatcher = new_leader(wanted="resumed")
+    assert not [one for one in handle(dispatcher, 6.0, inventory(parked=False)) if isinstance(one, Park | Resume)]
+    (resume,) = (one for one in handle(dispatcher, 7.0, AttemptParked("r0", 1)) if isinstance(one, Resume))
+    assert resume.action == "r0"
+
+
+def test_an_action_whose_start_is_not_reported_yet_can_be_parked() -> None:
+    dispatcher = leading(host("a", 1))
+    submit(dispatcher, act("r0"))
+    assert handle(dispatcher, 1.0, ParkRequested("r0")) == [Park("r0", "a", 1)]
+
+
+def test_a_request_to_park_takes_back_the_request_to_continue() -> None:
+    dispatcher, _ = parked()
+    handle(dispatcher, 1.0, submitted(request("busy", work(), at_s=1.0)))
+    handle(dispatcher, 2.0, ResumeRequested("r0"))
+    assert state(dispatcher, "r0") == "resuming"
+    assert handle(dispatcher, 3.0, ParkRequested("r0")) == []
+    assert state(dispatcher, "r0") == "parked"
+    handle(dispatcher, 4.0, ResumeRequested("r0"))
+    assert state(dispatcher, "r0") == "resuming"

@@ -1,0 +1,22 @@
+"""Data of unanswered actions that only the leader's writes need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.messages.actions import ActionSubmitted
+from shared.policy.model.results import AttemptResult
+
+
+@dataclass(slots=True)
+class Unanswered:
+    """Data of an unanswered action that the leader keeps beside the dispatcher's `ActionState`."""
+
+    entry: str
+    """Its journal entry."""
+    submitted: ActionSubmitted
+    index: int
+    result: AttemptResult | None = None
+    """Newest result with a verdict or a rejection."""
+    outcome: str = ""
+    """Stream id of the outcome that has it, until a write has removed the entry."""

@@ -1,0 +1,105 @@
+"""Parking on a node: freezes running attempts, gives their units back, and continues them (ADR 0054).
+
+Laws:
+  - the units of an attempt are free before `Parked` is reported, and are taken before the executor resumes it;
+  - an attempt that waits for its units goes before every waiting grant;
+  - a message that is older than the newest one about its attempt, or repeats it, is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from shared.messages.grants import ParkAsked, Resumed
+from shared.messages.outcomes import Parked
+from shared.node.executor import Parking
+from shared.node.resource_usage import ResourceUsage
+from shared.node.running import RunningAttempt
+from shared.runtime import log
+from shared.runtime.clock import Clock
+from shared.runtime.units import Seconds
+
+_log = log.get(__name__)
+
+
+@dataclass(slots=True)
+class ParkedAttempts:
+    """Parks and continues the running attempts of one node."""
+
+    node: str
+    executor: Parking | None
+    """None: this manager parks nothing, and requests are ignored."""
+    resources: Mapping[str, ResourceUsage]
+    clock: Clock
+    report: Callable[[Parked], None]
+    freed: Callable[[Seconds], None]
+    """Called after units have become free."""
+    _waiting: dict[str, RunningAttempt] = field(default_factory=dict)
+    """Action -> its attempt that waits for its units; in order of arrival."""
+
+    def park(self, running: RunningAttempt, asked: ParkAsked) -> None:
+        """Begin to park an attempt. `Parked` is reported when it is frozen; never if it ends before."""
+        if self.executor is None:
+            _log.warning("not_parked", action=asked.action, reason="this manager parks nothing")
+        elif _is_newer(running, asked) and running.state == "running":
+            running.state = "parking"
+            task = asyncio.create_task(self.executor.park(running.task), name=f"park {asked.action}")
+            running.parking = task
+            task.add_done_callback(partial(self._parked, running))
+
+    def _parked(self, running: RunningAttempt, parking: asyncio.Task[bool]) -> None:
+        if running.parking is not parking:
+            return  # the attempt has ended
+        running.parking = None
+        if parking.exception() is not None:
+            _log.error("parking_failed", action=running.grant.action, exc_info=parking.exception())
+        if parking.exception() is not None or not parking.result():
+            running.state = "running"
+            return
+        now, grant = self.clock.monotonic(), running.grant
+        running.state, running.paused_at, running.reported = "parked", now, True
+        for name, units in grant.units.items():
+            self.resources[name].use(-units, now)
+        self.report(Parked(action=grant.action, node=self.node, epoch=grant.epoch, attempt=grant.attempt))
+        self.freed(now)
+
+    def resume(self, running: RunningAttempt, asked: Resumed) -> None:
+        """Continue a parked attempt as soon as its units are free."""
+        if _is_newer(running, asked) and running.state == "parked":
+            running.state = "resuming"
+            self._waiting[asked.action] = running
+            self.resume_next(self.clock.monotonic())
+
+    def resume_next(self, now: Seconds) -> bool:
+        """Assign free units to the attempts that wait for theirs, in order. Return False if one still waits."""
+        while self._waiting:
+            running = next(iter(self._waiting.values()))
+            if any(units > self.resources[name].free for name, units in running.grant.units.items()):
+                return False
+            del self._waiting[running.grant.action]
+            assert self.executor is not None, "parked without an executor"
+            for name, units in running.grant.units.items():
+                self.resources[name].use(units, now)
+            running.paused_s += now - running.paused_at
+            running.state = "running"
+            self.executor.resume(running.grant, running.task)
+        return True
+
+    def ended(self, running: RunningAttempt) -> None:
+        """Forget an attempt that has ended."""
+        if self._waiting.get(running.grant.action) is running:
+            del self._waiting[running.grant.action]
+        if running.parking is not None:
+            parking, running.parking = running.parking, None
+            parking.cancel()
+
+
+def _is_newer(running: RunningAttempt, asked: ParkAsked | Resumed) -> bool:
+    order = (asked.epoch, asked.serial)
+    if order <= running.order:
+        return False
+    running.order = order
+    return True

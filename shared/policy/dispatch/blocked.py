@@ -23,7 +23,8 @@ class Blocked:
     node: Node | None = None
     """Node where its units are predicted to be free together first; None if no ready node will ever have them."""
     until_s: float | None = None
-    """Start of the reservation; infinity if it waits for what environments hold."""
+    """Start of the reservation; infinity if it waits for what environments hold. Then no quotas are reserved: the work
+    that ends these environments may need them."""
 
     def forbids(self, cluster: ClusterState, node: Node, action: ActionState, now: float) -> bool:
         """Return whether this work, started there now, would delay the head."""
@@ -31,7 +32,7 @@ class Blocked:
             self.until_s, self.node = reserve_node(cluster, self.pool, self.lane, self.head, now)
             if self.head.lacks:
                 self.until_s = max(self.until_s, cluster.quotas.free_at(self.head.lacks, now))
-        if self.head.lacks and self._forbids_quotas(cluster, action, now, self.until_s):
+        if self.head.lacks and self.until_s < math.inf and self._forbids_quotas(cluster, action, now, self.until_s):
             return True
         if node is not self.node or self.head.needs.keys().isdisjoint(action.needs):
             return False

@@ -140,9 +140,8 @@ class Quotas:
     def delays(self, head: Amounts, until_s: float, amounts: Amounts, end_s: float, now: float) -> bool:
         """Return whether taking these amounts now, until `end_s`, would make too little left for the head at `until_s`.
 
-        Only quotas that both name matter. If `until_s` is infinite, the head must fit now. O(holds of these quotas).
+        Only quotas that both name matter. `until_s` is finite. O(holds of these quotas).
         """
-        until_s = now if until_s == math.inf else until_s
         for name, amount in amounts.items():
             limits = self.limits.get(name)
             if name not in head or limits is None:

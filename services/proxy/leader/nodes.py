@@ -45,6 +45,7 @@ class NodeRegistry:
         fresh = now - entry.at < dispatcher.config.node_lost_s
         match entry.message:
             case Hello() as hello if not self._is_superseded(hello):
+                self._hellos.pop(hello.node, None)  # the first one is then of the node that is silent for longest
                 self._hellos[hello.node] = hello
                 self._stopped.discard(hello.node)
                 self._topics[hello.node] = grants_topic(hello.node, hello.incarnation)

@@ -240,7 +240,7 @@ class SchedulingRound:
         quotas, times = self.cluster.quotas, list[float]()
         for one in self.blocked:
             if one.head.lacks and one.head.state == "queued":
-                times.append(quotas.free_at(one.head.lacks, self.now))
+                times.append(quotas.refilled_at(one.head.lacks, self.now))
         return min((at_s for at_s in times if at_s > self.now), default=math.inf)
 
     def _grant(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False) -> None:

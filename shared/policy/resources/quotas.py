@@ -109,18 +109,26 @@ class Quotas:
         """Return when these amounts can be taken together: exact for rates; by predicted ends for concurrency. Infinity
         if never. O(holds of the quota) if concurrency lacks.
         """
-        at_s = now
+        at_s = self.refilled_at(amounts, now)
         for name, amount in amounts.items():
             limits = self.limits.get(name)
             if limits is None:
                 return math.inf
-            for rate in limits.rates:
-                at_s = max(at_s, self._refilled_at(name, rate, amount, now))
             for most in limits.concurrency:
                 at_s = max(at_s, self._ended_at(name, most - amount, now))
         return at_s
 
-    def _refilled_at(self, name: str, rate: Rate, amount: float, now: float) -> float:
+    def refilled_at(self, amounts: Amounts, now: float) -> float:
+        """Return when the rates of these quotas can give these amounts together, whatever their concurrency. Infinity
+        if never.
+        """
+        at_s = now
+        for name, amount in amounts.items():
+            for rate in self._rates(name):
+                at_s = max(at_s, self._rate_refilled_at(name, rate, amount, now))
+        return at_s
+
+    def _rate_refilled_at(self, name: str, rate: Rate, amount: float, now: float) -> float:
         excess = self.missing(name, rate, now) + amount - rate.most
         if excess <= ROUNDING * max(1.0, rate.most):
             return now
@@ -164,8 +172,9 @@ class Quotas:
         self.restore(hold, end_s)
         for name, amount in hold.amounts.items():
             for rate in self._rates(name):
-                missing = self.missing(name, rate, hold.at_s)
-                self.taken[name, rate.period_s] = Taken(missing + amount, hold.at_s)
+                level = self.taken.get((name, rate.period_s), Taken())  # maybe of a clock that was ahead of this one
+                missing = level.at(hold.at_s, rate)
+                self.taken[name, rate.period_s] = Taken(missing + amount, max(hold.at_s, level.at_s))
 
     def restore(self, hold: QuotaHold, end_s: float) -> None:
         """Add a hold of a former leader, whose rates were restored with `restore_level`."""

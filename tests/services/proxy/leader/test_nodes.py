@@ -142,3 +142,14 @@ def test_the_registry_is_bounded_and_drops_the_oldest(
         driver.receive(hello(name))
 
     assert [driver.stream(name) is None for name in ("n1", "n2", "n3")] == [True, False, False]
+
+
+def test_the_registry_drops_the_node_whose_last_hello_is_oldest(
+    driver: NodeRegistryDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes with new names come and go; a node that stays must not lose its stream to them."""
+    monkeypatch.setattr(nodes, "MOST_NODES", 2)
+    for name in ("stays", "n1", "stays", "n2"):
+        driver.receive(hello(name))
+
+    assert [driver.stream(name) is None for name in ("stays", "n1", "n2")] == [False, True, False]

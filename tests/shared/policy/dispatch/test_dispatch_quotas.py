@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+
+import pytest
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.stimuli import InventoryReported, NodeJoined
 from shared.policy.model.formulation import EnvironmentNeed, Request
-from shared.policy.model.quotas import QuotaLimits
-from tests.shared.policy.dispatch.leading import ended, report, submit
+from shared.policy.model.quotas import QuotaLimits, Rate
+from tests.shared.policy.dispatch.leading import ended, leading, report, submit
 from tests.shared.policy.strategies import SPECS, request, work
 
 TAKING = replace(work(), quotas={"model": 1.0})
@@ -34,3 +37,19 @@ def test_a_head_that_waits_for_memory_of_environments_reserves_no_quota() -> Non
     report(dispatcher, ended(second))
     (plain,) = submit(dispatcher, request("plain", TAKING, seq=4))
     assert plain.action == "plain"
+
+
+@pytest.mark.parametrize(
+    ("limits", "wake_s"),
+    [
+        (QuotaLimits((1.0,)), math.inf),  # only a report can free it
+        (QuotaLimits((), (Rate(1.0, 5.0),)), 5.0),
+        (QuotaLimits((1.0,), (Rate(1.0, 5.0),)), 5.0),
+    ],
+)
+def test_the_next_wake_is_the_next_refill(limits: QuotaLimits, wake_s: float) -> None:
+    dispatcher = leading("n")
+    dispatcher.handle(0.0, QuotaSet("model", limits))
+    assert dispatcher.next_wake_s == math.inf
+    submit(dispatcher, request("first", TAKING, seq=1), request("second", TAKING, seq=2))
+    assert dispatcher.next_wake_s == wake_s

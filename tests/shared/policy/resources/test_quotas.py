@@ -111,6 +111,13 @@ def test_a_quota_is_free_at_the_time_that_is_predicted_and_not_before(
         assert not quotas.fits({"a": 1.0}, earlier)
 
 
+def test_a_clock_behind_that_of_the_former_leader_refills_nothing_twice() -> None:
+    quotas, rate = Quotas({"a": QuotaLimits((), (Rate(10.0, 1.0),))}), Rate(10.0, 1.0)
+    quotas.restore_level("a", 1.0, Taken(9.0, 100.0))
+    quotas.take(QuotaHold("x", 0, 1, "n", "1", 99.9, {"a": 1.0}), 200.0)
+    assert quotas.missing("a", rate, 100.0) == pytest.approx(10.0)
+
+
 def test_all_limits_of_a_quota_hold_at_once() -> None:
     quotas = Quotas({"a": QuotaLimits((3.0, 2.0), (Rate(2, 1.0), Rate(3, 60.0)))})
     for number, now in enumerate((0.0, 0.0)):

@@ -62,7 +62,7 @@ class ManagedEnvironment:
     environment: Environment | None = None
     """None: not created yet."""
     since: Seconds = 0.0
-    """When it was created. Its lifetime counts from here."""
+    """Time of its creation. Its lifetime counts from here."""
     idle_since: Seconds = 0.0
     acting: set[asyncio.Task[AttemptResult]] = field(default_factory=set)
     """Running attempts. The leader sends one at a time; if another comes, it waits for `lock`."""

@@ -36,7 +36,7 @@ Wanted = Literal["", "parked", "resumed"]
 
 
 class Continuation(NamedTuple):
-    """What a new leader needs of an unanswered action."""
+    """Data of an unanswered action that a new leader reads."""
 
     attempt: int
     """Number of its last grant in this stage; 0: none."""

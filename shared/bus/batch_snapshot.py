@@ -33,7 +33,7 @@ class BatchCounts(NamedTuple):
     closed: bool
     """No more requests can come: the batch was sealed or has ended."""
     unqueued_end_s: float | None = None
-    """When the last answered request would have finished without queueing, Unix seconds. None: none is answered."""
+    """Time at which the last answered request would have finished without queueing, Unix seconds; None: none is."""
 
 
 async def read_counts(redis: Redis, batches: Sequence[str]) -> list[BatchCounts | None]:

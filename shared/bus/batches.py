@@ -59,7 +59,7 @@ class EnvironmentCounts(NamedTuple):
 
     answered: int
     masked: dict[str, tuple[int, str]]
-    """How it ended -> (count, newest reason)."""
+    """End of an action -> (count, newest reason)."""
     used: Mapping[str, float] = {}
     """Sums of their usage, by name."""
 

@@ -94,7 +94,7 @@ class Answering(NamedTuple):
     outcome: str = ""
     """Entry of `outcomes` behind the answer. It is deleted together with this."""
     unqueued_end_ms: int = 0
-    """When it would have finished without any queueing, Unix milliseconds. The batch keeps the latest."""
+    """Time at which it would have finished without queueing, Unix milliseconds. The batch keeps the latest."""
     trajectory: str = ""
     """Trajectory whose environment it needed. Its action is not executed again."""
     used: bytes = b""
@@ -133,7 +133,7 @@ class Granting(NamedTuple):
     placement: bytes = b""
     """Placement of that environment, for a new leader (`shared.bus.trajectories.StoredPlacement`)."""
     taking: Taking | None = None
-    """What the attempt takes of quotas."""
+    """Amounts that the attempt takes from quotas."""
 
 
 _CODES: dict[int, Any] = {

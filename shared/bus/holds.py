@@ -1,7 +1,7 @@
 """Changes of quotas' holds, encoded for the functions of `library/quotas.lua`.
 
 They are written with the grant, the answer or the next stage, with the arithmetic of `shared.policy.resources.quotas`.
-So a new leader reads exactly what is taken.
+So a new leader reads the same state (tests/shared/bus/test_quotas.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _json = msgspec.json.Encoder().encode
 
 
 class Taking(NamedTuple):
-    """What a grant takes of quotas."""
+    """Hold of a new grant, with the rates that it takes from."""
 
     hold: QuotaHold
     rates: tuple[tuple[str, Rate], ...]

@@ -20,7 +20,7 @@ class Role(StrEnum):
     DISPATCHER = "dispatcher"
     """Dispatches; its epoch fences the writes of leaders."""
     PLANNER = "planner"
-    """Plans. While nobody does, the leader applies a zero-queue rule in addition to the targets (`Pool.wanted`)."""
+    """Plans. While no process has this role, the leader adds a zero-queue rule to the targets (`Pool.wanted`)."""
     ARCHIVER = "archiver"
     """Moves answers to Postgres. The lease only saves work."""
 
@@ -192,7 +192,7 @@ OUTCOMES: Final = outcomes.OUTCOMES.name
 NODES: Final = nodes.NODES.name
 """Stream: hellos, heartbeats and byes; bounded, so in a large mesh a hello leaves it before the next one."""
 HELLOS: Final = "hellos"
-"""Hash: node -> its newest hello, until its Bye."""
+"""Hash: node -> its newest hello, until its Bye or an hour of silence; 4,096 nodes at most."""
 HELLOS_AT: Final = "hellos:at"
 """Sorted set: the same nodes by the time (ms) of their last hello."""
 GENERATIONS: Final = "generations"
@@ -220,7 +220,7 @@ TENANT_CHANGES: Final = "tenants:changes"
 QUOTAS: Final = "quotas"
 """Hash: quota -> its limits, JSON."""
 QUOTA_HOLDS: Final = "quotas:holds"
-"""Hash: `action/stage/attempt` -> what the attempt holds of quotas, JSON; from its grant until its end is written."""
+"""Hash: `action/stage/attempt` -> hold of the attempt, JSON; from its grant until its end is written."""
 QUOTA_LEVELS: Final = "quotas:levels"
 """Hash: `<period or empty> <quota>` -> amount that is missing from that rate's full bucket, a space, at what time."""
 QUOTA_CHANGES: Final = quotas.QUOTA_CHANGES.name

@@ -1,8 +1,11 @@
 """Reports of nodes: the stream `nodes`, and a hash with the newest hello of each node.
 
-Law: the hash has the hello of every node that has not sent a Bye, however many nodes there are. The stream is bounded,
-and a hello is published with every fifteenth heartbeat only: above 270 nodes the stream has lost some. An incarnation
-never replaces the hello of a later one. The functions are in `library/nodes.lua`; all are atomic and safe to repeat.
+Law: the hash has the hello of each node that has published one within `SILENT_KEPT_S` and no Bye since; of at most
+`MOST_NODES` nodes, those that published last. An incarnation does not replace the hello of a later one
+(tests/shared/bus/test_nodes.py).
+
+The stream is bounded, and a hello is published with every fifteenth heartbeat only: above 270 nodes the stream has lost
+some. The functions are in `library/nodes.lua`; all are atomic and safe to repeat.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class StoredHello(NamedTuple):
 
     hello: Hello
     at: Seconds
-    """When it was published last, Unix seconds on Valkey's clock."""
+    """Time of its last publication, Unix seconds on Valkey's clock."""
 
     @property
     def entry(self) -> str:

@@ -44,7 +44,7 @@ class StoredLevel(NamedTuple):
 
 
 class StoredQuotas(NamedTuple):
-    """Everything that a new leader reads."""
+    """All data of quotas, for a new leader."""
 
     limits: dict[str, QuotaLimits]
     levels: list[StoredLevel]
@@ -62,7 +62,7 @@ async def change_holds(redis: Redis, epoch: Epoch, changes: Sequence[Change]) ->
 
 
 async def set_quota(redis: Redis, name: str, limits: QuotaLimits | None) -> None:
-    """Create, change or delete (None) a quota. The leader applies it; what is taken of it stays taken."""
+    """Create, change or delete (None) a quota. The leader applies it; amounts that are taken stay taken."""
     message = QUOTA_CHANGES.encode(QuotaChanged(name=name, limits=limits))
     stored = b"" if limits is None else _json(limits)
     touched = (keys.QUOTAS, keys.QUOTA_CHANGES)

@@ -16,7 +16,7 @@ class StoredTask(NamedTuple):
     task: bytes
     """JSON."""
     version: int
-    """How often it was declared."""
+    """Number of its declarations."""
 
 
 async def put_task(redis: Redis, tenant: str, name: str, task: str) -> int:

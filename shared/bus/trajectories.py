@@ -50,7 +50,7 @@ class EnvironmentStatus:
     """State of a trajectory's environment."""
 
     unmade: str
-    """Why its last creation failed; empty if it succeeded or was not tried."""
+    """Reason why its last creation failed; empty if it succeeded or was not tried."""
     placed: bool
     """It was granted on a node."""
 

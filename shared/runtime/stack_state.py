@@ -80,7 +80,7 @@ class StackState(msgspec.Struct, frozen=True):
     phase: Phase
     services: tuple[ServiceState, ...] = ()
     error: str = ""
-    """Why the stack failed, for people."""
+    """Reason why the stack failed, for people."""
 
     @property
     def supervisor(self) -> Identity:

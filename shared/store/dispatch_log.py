@@ -46,7 +46,7 @@ _ALLOWED: Final = frozenset(
      ("builtins", "dict"), ("builtins", "int"), ("builtins", "float"), ("copyreg", "_reconstructor"),
      ("builtins", "object")}
 )  # fmt: skip
-"""What a state may name beside `shared.policy`."""
+"""Names that a pickled state may use beside those of `shared.policy`."""
 
 
 class DispatchLogError(ValueError):

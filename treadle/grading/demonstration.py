@@ -68,11 +68,11 @@ class Demonstration(msgspec.Struct, frozen=True):
     mutants: Mutants
     generations: GradingReport | None
     generations_absent: str
-    """Why there is no second part; empty if there is one."""
+    """Reason why there is no second part; empty if there is one."""
 
     @property
     def succeeded(self) -> bool:
-        """Whether every reference passes, every recorded verdict agrees and no answer is lost."""
+        """True if every reference passes, every recorded verdict agrees and no answer is lost."""
         reports = [self.mutants.report, *([self.generations] if self.generations else [])]
         return not self.mutants.references_not_passed and all(_is_complete(report) for report in reports)
 

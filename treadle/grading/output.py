@@ -26,7 +26,7 @@ class OutputFile:
         """
         self._path = path
         self._ours = not os.path.lexists(path)
-        """Whether to remove the file if nothing is written."""
+        """True if the file is removed when nothing is written."""
         self._file = path.open("ab", buffering=0)
 
     def __enter__(self) -> Self:

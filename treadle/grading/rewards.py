@@ -52,7 +52,7 @@ class Masked(msgspec.Struct, frozen=True):
 
     @property
     def is_failure(self) -> bool:
-        """Whether it is a failure of the mesh."""
+        """True if it is a failure of the mesh."""
         return self.ended in MESH_FAILED
 
 

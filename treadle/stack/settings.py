@@ -16,7 +16,7 @@ class StackSettings(BaseSettings):
     valkey_maxmemory_mib: int = Field(1024, ge=16)
     """Memory bound of the embedded Valkey. At the bound new work is answered 503; queued work stays."""
     start_timeout: Duration = timedelta(seconds=60)
-    """How long a part may take to be ready without progress before ``treadle up`` gives up and stops everything.
+    """Longest time without progress until a part is ready, before ``treadle up`` gives up and stops everything.
 
     Progress is CPU time; a service that compiles on a busy machine makes some. The limit in any case is ten times."""
     grace: Duration = timedelta(seconds=15)

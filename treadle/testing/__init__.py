@@ -1,1 +1,1 @@
-"""What tests and demos start: servers, whole stacks. Shipped, so that users can test against the real thing."""
+"""Servers and whole stacks for tests and demos. Shipped, so that users can test against the real thing."""

@@ -32,7 +32,7 @@ class RunningStack:
 
     @property
     def state(self) -> StackState:
-        """How it is now."""
+        """Present state of the stack."""
         state = read_state(self.home.root)
         if state is None:
             raise StackError(f"{self.home.root} holds no state")

@@ -16,7 +16,7 @@ import msgspec
 EndedBy = Literal[
     "exit", "signal", "wall-limit", "cpu-limit", "memory-limit", "output-limit", "cancelled", "lost", "decided"
 ]
-"""Why a job ended. `lost` is our failure (walls failed, zygote died), never a verdict on the program. `decided`: its
+"""End of a job. `lost` is our failure (walls failed, zygote died), never a verdict on the program. `decided`: its
 `enough` returned True, so it was killed."""
 
 

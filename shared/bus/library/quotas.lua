@@ -1,4 +1,4 @@
--- Quotas: what attempts take of them, in the same write as the grant, the answer or the next stage.
+-- Quotas: amounts that attempts take, in the same write as the grant, the answer or the next stage.
 --
 -- Each function here is one of the plain functions with three more parts: at the end of its keys `quotas:holds` and
 -- `quotas:levels`, at the end of its arguments the packed changes. So a write without quotas costs nothing more. A

@@ -35,22 +35,22 @@ class ActionState:
     prefetched: bool = False
     """It waits in its node's queue and holds no units yet."""
     parked: bool = False
-    """Its attempt is frozen on its node and holds no units; also while it waits for units to continue, and while it is
-    being cancelled meanwhile."""
+    """Its attempt is frozen on its node and holds no units. Also true while it waits for units to continue,
+    and while it is cancelled in one of these states."""
     asked_to_park: bool = False
     """Its node was asked to park it and has not reported it parked."""
     asked_to_resume: bool = False
-    """The request to continue came meanwhile."""
+    """The request to continue came before its node has reported it parked."""
     parked_s: float = 0.0
     """Seconds for which the present attempt was parked and waited for something outside."""
     resuming_s: float = 0.0
     """Seconds for which it then waited for units."""
-    paused_s: float = 0.0
+    paused_since_s: float = 0.0
     """Start of its state `parked` or `resuming`; 0 in other states."""
     parks: int = 0
     """Number of times that the present attempt was parked."""
-    burst_s: float = 0.0
-    """Mean execution time of a parked attempt between two times: the expected time until it is parked again or ends."""
+    between_parks_s: float = 0.0
+    """Mean execution time of the attempt between two parks: the expected time until it is parked again or ends."""
     in_demand: bool = False
     """Its units count in its pool's demand."""
     short: bool = False
@@ -80,9 +80,9 @@ class ActionState:
     work: Work = field(init=False)
     """Work of its current stage."""
     pool_units: int = field(init=False)
-    """Fewest units it takes of its pool's resource."""
+    """Fewest units that it takes from its pool's resource."""
     units: Mapping[str, int] = field(init=False)
-    """Units it takes of its node while it runs: the fewest, until it is granted more."""
+    """Units that it takes from its node while it runs: the fewest, until it is granted more."""
     begins: bool = False
     """If granted now, it begins its trajectory's environment."""
     scales: bool = field(init=False)
@@ -132,13 +132,13 @@ class ActionState:
         return self.granted_units if self.parked else self.pool_units
 
     @property
-    def lacks(self) -> Amounts:
+    def needed_quotas(self) -> Amounts:
         """Quotas that it must be granted to start; none if it continues after parking, because it still has them."""
         return NO_QUOTAS if self.parked else self.work.quotas
 
     @property
     def hold_key(self) -> str:
-        """Key of what its newest attempt holds of quotas."""
+        """Key of the hold of its newest attempt."""
         return hold_key(self.request.id, self.stage, self.attempt)
 
     @property
@@ -183,7 +183,7 @@ class ActionState:
 
     def paused(self, now: float) -> tuple[float, float]:
         """Seconds for which its present attempt was parked so far: (waiting for something outside, for units)."""
-        lasts_s = now - self.paused_s
+        lasts_s = now - self.paused_since_s
         parked_s = self.parked_s + (lasts_s if self.state == "parked" else 0.0)
         return parked_s, self.resuming_s + (lasts_s if self.state == "resuming" else 0.0)
 
@@ -191,7 +191,7 @@ class ActionState:
         """Move to, between or out of the states `parked` and `resuming`, and record the time in the one that ends."""
         self.parked_s, self.resuming_s = self.paused(now)
         self.move(state)
-        self.paused_s = now
+        self.paused_since_s = now
 
     def scored(self, now: float, end: Ended) -> None:
         """Record the times of this stage, which has a verdict. Times of the next stage count from now."""

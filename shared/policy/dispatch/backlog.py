@@ -78,7 +78,7 @@ def survey(cluster: ClusterState) -> Backlog:
             _kind(action.work, _begun(action)),
             tuple(action.needs.items()),
             tuple(action.work.quotas.items()),
-            cluster.quotas.lacks(action.work.quotas),
+            cluster.quotas.why_never(action.work.quotas),
             action.request.batch,
         )
         for action in _stuck(cluster)
@@ -175,7 +175,7 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
     if lane is not None and lane.node and lane.node not in cluster.nodes.present:
         return f"its deadline came while {lane.node}, where its environment is, was away"
     if action.work.quotas and not cluster.quotas.fits(action.work.quotas, action.request.deadline_s):
-        lacks = cluster.quotas.lacks(action.work.quotas) or "they were taken"
+        lacks = cluster.quotas.why_never(action.work.quotas) or "they were taken"
         return f"its deadline came while it waited for the quotas {', '.join(action.work.quotas)}: {lacks}"
     if any(action.could_run_on(node) for node in cluster.nodes.of(cluster.queues.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"

@@ -1,4 +1,4 @@
-"""Heads that wait for units or quotas, and what may start before them."""
+"""Heads that wait for units or quotas, with their reservations."""
 
 from __future__ import annotations
 
@@ -30,24 +30,28 @@ class Blocked:
         """Return whether this work, started there now, would delay the head."""
         if self.until_s is None:
             self.until_s, self.node = reserve_node(cluster, self.pool, self.lane, self.head, now)
-            if self.head.lacks:
-                self.until_s = max(self.until_s, cluster.quotas.free_at(self.head.lacks, now))
-        if self.head.lacks and self.until_s < math.inf and self._forbids_quotas(cluster, action, now, self.until_s):
+            if self.head.needed_quotas:
+                self.until_s = max(self.until_s, cluster.quotas.free_at(self.head.needed_quotas, now))
+        if (
+            self.head.needed_quotas
+            and self.until_s < math.inf
+            and self._forbids_quotas(cluster, action, now, self.until_s)
+        ):
             return True
         if node is not self.node or self.head.needs.keys().isdisjoint(action.needs):
             return False
-        if self.head.lacks and node.has_free(_both(self.head.needs, action.needs)):
+        if self.head.needed_quotas and node.has_free(_both(self.head.needs, action.needs)):
             return False  # the head waits for its quotas, and its units stay free
         if self.until_s == math.inf:
             return action.begins
         return now + cluster.durations.expect_at_most(action) > self.until_s
 
     def _forbids_quotas(self, cluster: ClusterState, action: ActionState, now: float, until_s: float) -> bool:
-        amounts = action.lacks
+        amounts = action.needed_quotas
         if not amounts:
             return False
         end_s = now + cluster.durations.expect_at_most(action)
-        return cluster.quotas.delays(self.head.lacks, until_s, amounts, end_s, now)
+        return cluster.quotas.delays(self.head.needed_quotas, until_s, amounts, end_s, now)
 
 
 def _both(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

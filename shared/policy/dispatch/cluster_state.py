@@ -1,6 +1,7 @@
 """Cluster state: the queues of all pools, and what each action holds on which node.
 
-Law: a request is in exactly one lane (queued), on exactly one node (granted, running, cancelling), or answered.
+Law: a request is in exactly one lane (queued), on exactly one node (granted, running, parked, cancelling), on one node
+and in one lane of it (resuming), or answered.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class ClusterState:
         self._allocate(action, node, now)
 
     def promote(self, now: float) -> None:
-        """If units are free, take them for the first action in the node's queue: the node has started it by itself.
-        Also wakes the lanes of nodes. Only nodes that have changed since the last call are looked at.
+        """Take free units for the first action in a node's queue, because the node has started it by itself. Wake the
+        lanes of nodes. Only nodes that have changed since the last call are examined.
         """
         self.nodes.rankings.shorten()
         changed = self.nodes.rankings.changed
@@ -124,7 +125,7 @@ class ClusterState:
         node.give_back(action.units, action.request.id)
         self.prefetch.uncount_short(action)
         action.parks += 1
-        action.burst_s = max(0.0, now - (action.started_s or now) - sum(action.paused(now))) / action.parks
+        action.between_parks_s = max(0.0, now - (action.started_s or now) - sum(action.paused(now))) / action.parks
         action.allocated = False
         self._set_parked(action, now)
 
@@ -144,7 +145,7 @@ class ClusterState:
         action.pause("running", now)
         action.parked = False
         node.take(action.units, action.request.id)
-        action.allocated, action.expected_end_s = True, now + action.burst_s
+        action.allocated, action.expected_end_s = True, now + action.between_parks_s
         self.prefetch.count_short(action)
 
     def leave_queue(self, action: ActionState) -> None:
@@ -252,7 +253,7 @@ class ClusterState:
             action.move("granted")
         now = since_s + held.running_s
         action.begins, action.attempt = False, held.attempt
-        action.expected_s = action.burst_s = self.durations.expect(action, action.granted_units)
+        action.expected_s = action.between_parks_s = self.durations.expect(action, action.granted_units)
         self._add_grant(action, node, since_s)
         if action.work.quotas:
             self.holds.begin(action, node, since_s, adopted=True)

@@ -1,4 +1,4 @@
-"""Configuration of a dispatcher: it decides nothing itself, and is part of a log's header."""
+"""Configuration of a dispatcher; a part of the header of its log."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class Dispatcher:
         """Handle stimuli of one moment. Returns the commands that follow, in order.
 
         The consequences of each stimulus come first, in the order of the stimuli. Then one scheduling round follows if
-        a stimulus may have changed what can be granted; a round costs more than all else. So stimuli that are handled
-        together are decided together.
+        a stimulus may have changed which grants are possible. A round costs more than the handlers, so pass
+        stimuli of one moment in one call.
 
         Args:
             now: absolute seconds; never less than in an earlier call.

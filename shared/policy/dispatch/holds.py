@@ -1,6 +1,6 @@
-"""Holds of attempts: what each has taken of quotas, from its grant until its node reports its end, like its units.
+"""Holds of attempts: amounts that each has taken from quotas, from its grant until its node reports its end.
 
-Changes on their way to the store: each goes with the write that ends its attempt, if there is one.
+A change of a hold is stored with the write that ends its attempt, if there is one.
 
 An answer or the next stage ends an attempt in the store; its hold is settled in the same atomic write. A retry, an
 orphan and a lost node have no such write: their changes are written before the commands that follow. So the store never
@@ -30,7 +30,7 @@ class AttemptHolds:
     """Node -> action -> its state: the cluster's."""
 
     def begin(self, action: ActionState, node: Node, now: float, *, adopted: bool) -> None:
-        """Take the quotas of a new attempt, or hold those of one that the node reports (`adopted`)."""
+        """Take the quotas of a new attempt, or restore the hold of one that the node reports (`adopted`)."""
         known = self.quotas.holds.get(action.hold_key)
         if known is not None:  # restored from the store
             self.quotas.ends[known.key] = action.expected_end_s
@@ -41,7 +41,7 @@ class AttemptHolds:
         change(hold, action.expected_end_s)
 
     def orphan_reported(self, action: ActionState, node: Node, held: HeldGrant, now: float) -> None:
-        """Hold what an unwanted attempt takes. Its hold may have been settled while its node counted as lost."""
+        """Restore the hold of an unwanted attempt. It may have been settled while its node counted as lost."""
         amounts = action.request.stages[held.stage].quotas
         if amounts and hold_key(action.request.id, held.stage, held.attempt) not in self.quotas.holds:
             attempt = (action.request.id, held.stage, held.attempt)

@@ -17,7 +17,7 @@ LaneKey = tuple[str, str]
 
 @dataclass(slots=True)
 class Lanes:
-    """Lanes with waiting work of all pools. Lanes that have become empty stay until the next round."""
+    """Lanes of all pools that have waiting work. Lanes that have become empty stay until the next round."""
 
     awake: dict[LaneKey, tuple[Pool, Lane]] = field(default_factory=dict)
     asleep: dict[str, dict[LaneKey, tuple[Pool, Lane]]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Lanes:
             self.wake_node(node)
 
     def sleep(self, pool: Pool, lane: Lane) -> None:
-        """Serve a lane no more until it is woken."""
+        """Do not serve a lane until it is woken."""
         key = (pool.name, lane.name)
         self.awake.pop(key, None)
         self.asleep.setdefault(lane.node, {})[key] = (pool, lane)

@@ -215,7 +215,8 @@ def _prefetch_key(cluster: ClusterState, node_class: str, resource: str, kinds: 
 class _ReservationKey:
     """(time at which a head's units are free together, share taken of what its environment holds) on each node.
 
-    Units that are free by now are free since ever: then the share decides. Time only passes, so each node changes once.
+    If the units are free by now, the time counts as minus infinity, and the share decides. Time does not go back, so
+    each key changes once.
     """
 
     cluster: ClusterState
@@ -239,7 +240,7 @@ class _ReservationKey:
         return until_s, load_of(node, self.begun)
 
     def pass_to(self, now: float, ranking: Ranking) -> None:
-        """Let time pass: units that are free by now are free since ever."""
+        """Update the keys of nodes whose units have become free by now."""
         if now < self.now:
             self.now = now
             ranking.fill(self.cluster.nodes.present)

@@ -9,7 +9,7 @@ from shared.policy.model.quotas import QuotaHold, QuotaLimits
 
 @dataclass(frozen=True, slots=True)
 class QuotaSet:
-    """A quota was created, changed or deleted (None), or a new leader reads it. What is taken of it stays taken."""
+    """A quota was created, changed or deleted (None), or a new leader reads it. Amounts that are taken stay taken."""
 
     name: str
     limits: QuotaLimits | None
@@ -17,7 +17,7 @@ class QuotaSet:
 
 @dataclass(frozen=True, slots=True)
 class HoldRestored:
-    """What an attempt of a former leader holds of quotas, from the store. The report or loss of its node ends it."""
+    """Hold of an attempt of a former leader, from the store. The report or loss of its node ends it."""
 
     hold: QuotaHold
 
@@ -33,4 +33,4 @@ class LevelRestored:
 
 
 QuotaEvent = QuotaSet | HoldRestored | LevelRestored
-"""A new leader reads all of them from the store, before anything else."""
+"""Stimuli of quotas. A new leader reads all of them from the store, before any other stimulus."""

@@ -156,7 +156,7 @@ class SchedulingRound:
     def _may_sleep(self, pool: Pool, lane: Lane) -> bool:
         """Return whether nothing can start from a lane, and no share can change for it, before its node changes."""
         head = lane.queue.head()
-        if not lane.node or head is None or head != lane.feasible or self.cluster.queues.queued[head].lacks:
+        if not lane.node or head is None or head != lane.feasible or self.cluster.queues.queued[head].needed_quotas:
             return False
         for node in self.cluster.nodes.of(pool, lane):
             if node.limit(pool.resource) < node.capacity.get(pool.resource, 0):
@@ -167,14 +167,14 @@ class SchedulingRound:
 
     def _is_stuck(self, pool: Pool, lane: Lane, action: ActionState) -> bool:
         """Return whether no present node and no present limit of its quotas will ever let the head start."""
-        if action.work.quotas and self.cluster.quotas.lacks(action.lacks):
+        if action.work.quotas and self.cluster.quotas.why_never(action.needed_quotas):
             return True
         if action.request.id == lane.feasible or not self.cluster.nodes.of(pool, lane):
             return False
         return not is_possible(self.cluster, pool, lane, action)
 
     def _lacks_quotas(self, action: ActionState) -> bool:
-        amounts = action.lacks
+        amounts = action.needed_quotas
         return bool(amounts) and not self.cluster.quotas.fits(amounts, self.now)
 
     def _reshare(self, pool: Pool, lane: Lane, action: ActionState) -> list[Command]:
@@ -239,8 +239,8 @@ class SchedulingRound:
         """Return when the quotas of a blocked head are refilled next; infinity if none waits for that."""
         quotas, times = self.cluster.quotas, list[float]()
         for one in self.blocked:
-            if one.head.lacks and one.head.state == "queued":
-                times.append(quotas.refilled_at(one.head.lacks, self.now))
+            if one.head.needed_quotas and one.head.state == "queued":
+                times.append(quotas.refilled_at(one.head.needed_quotas, self.now))
         return min((at_s for at_s in times if at_s > self.now), default=math.inf)
 
     def _grant(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False) -> None:
@@ -276,7 +276,7 @@ class SchedulingRound:
     def _resume(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool) -> None:
         """Let a parked action continue. Its tenant is charged for the expected time until it is parked again."""
         request = action.request
-        lane.queue.charge(request.tenant, action.burst_s * max(1, action.granted_units), ends_turn=is_head)
+        lane.queue.charge(request.tenant, action.between_parks_s * max(1, action.granted_units), ends_turn=is_head)
         self.cluster.queues.dequeue(action)
         self.cluster.resume(action, node, self.now)
         self.new_grants.append(NewGrant(len(self.commands), action, node, 0.0, is_head, resumed=True))
@@ -307,7 +307,7 @@ def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
     lane = action.lane
     if lane is None or action.request.id in lane.behind:
         return
-    if action.work.quotas and cluster.quotas.lacks(action.work.quotas):
+    if action.work.quotas and cluster.quotas.why_never(action.work.quotas):
         cluster.queues.set_stuck(lane, action)
         return
     pool = cluster.queues.pool(action.work.pool)

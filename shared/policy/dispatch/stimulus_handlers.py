@@ -1,7 +1,7 @@
 """Handlers of stimuli: the consequences of each, before a scheduling round.
 
 Each handler returns commands, after which a scheduling round must follow. It returns None if there is no command and
-what can be granted has not changed. `stimuli` describes the stimuli.
+no grant has become possible or impossible. `stimuli` describes the stimuli.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Work:
     duration_s: float | None = None
     """Duration on one unit as the trainer declares it; None: learned from its kind's history, if there is one."""
     quotas: Amounts = field(default_factory=lambda: NO_QUOTAS)
-    """Quota -> what it takes of it (`resources.quotas`), granted together with the units."""
+    """Quota -> amount that it takes (`resources.quotas`), granted together with the units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Grant(NamedTuple):
     """This grant begins the trajectory's environment. The trajectory is placed there until its node reports
     otherwise."""
     hold: QuotaHold | None = None
-    """What it takes of quotas."""
+    """Amounts that it takes from quotas."""
     rates: tuple[tuple[str, Rate], ...] = ()
     """(Quota, rate) of which the amounts are taken, for the store."""
 

@@ -1,4 +1,4 @@
-"""Values of quotas: limits, what an attempt takes of them, and how a hold ends."""
+"""Values of quotas: limits, holds of attempts, and ends of holds."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 Amounts = Mapping[str, float]
-"""Quota -> what an action takes of it: of every limit of that quota the same amount."""
+"""Quota -> amount that an action takes from it: the same amount from every limit of that quota."""
 NO_QUOTAS: Final[Amounts] = {}
-"""Of an action that takes none; never changed. (A dict, because logs encode it.)"""
+"""Amounts of an action that takes none. Do not change it. (A dict, because logs encode it.)"""
 
 
 class Rate(NamedTuple):
-    """Limit of what is taken over time."""
+    """Limit of the amount that is taken over time."""
 
     limit: float
     """Amount per period."""
@@ -54,7 +54,7 @@ class QuotaLimits:
 
 
 class QuotaHold(NamedTuple):
-    """What one attempt has taken, from its grant until its end is reported."""
+    """Amounts that one attempt has taken, from its grant until its end is reported."""
 
     action: str
     stage: int
@@ -74,7 +74,7 @@ class QuotaHold(NamedTuple):
 
 
 def hold_key(action: str, stage: int, attempt: int) -> str:
-    """Identity of what an attempt holds."""
+    """Identity of an attempt's hold."""
     return f"{action}/{stage}/{attempt}"
 
 

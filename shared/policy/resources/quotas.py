@@ -2,11 +2,11 @@
 
 A quota has limits of concurrency (held from the grant until the end of the attempt is reported, like units; an orphan
 keeps them) and rates (taken at the grant and refilled by time). All limits of a quota hold at once. Laws:
-  - what is taken of a concurrency limit never exceeds it, unless the limit was lowered; then nothing is granted until
-    enough has ended;
+  - amounts held never exceed a concurrency limit, unless the limit was lowered; then nothing is granted until enough
+    attempts have ended;
   - in every window of w seconds a rate gives at most burst + limit * w / period, and one without a period gives at most
     its limit, ever. An attempt that is known not to have begun does not count;
-  - a hold is taken of all its quotas or of none, and settled once.
+  - a hold is taken from all its quotas or from none, and settled once.
 
 Oracle: tests/shared/policy/resources/test_quotas.py. The store repeats each take and each settlement with the same
 arithmetic (`send_grants`), so a new leader reads exactly this state.
@@ -39,7 +39,7 @@ class Taken(NamedTuple):
 
 @dataclass(slots=True)
 class Quotas:
-    """Quotas of the mesh by name, and what is taken of them. Every method is O(limits of the named quotas)."""
+    """Quotas of the mesh by name, and the amounts taken from them. Every method is O(limits of the named quotas)."""
 
     limits: dict[str, QuotaLimits] = field(default_factory=dict)
     holds: dict[str, QuotaHold] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Quotas:
     changes: list[QuotaHold | Settled] = field(default_factory=list)
     """Settlements, and holds that a node reported, that were not yet collected for the store (`collect`)."""
     refunded: bool = False
-    """A rate without refill got something back: actions that were set aside for it may be queued again."""
+    """A rate without refill got a refund: actions that were set aside for it may be queued again."""
     absent_s: dict[str, float] = field(default_factory=dict)
     """Node of a former leader's hold -> time since which it has been absent."""
     ends: dict[str, float] = field(default_factory=dict)
@@ -62,13 +62,13 @@ class Quotas:
     # ---- limits ------------------------------------------------------------------------------------------------
 
     def set(self, name: str, limits: QuotaLimits | None) -> None:
-        """Create, change or delete (None) a quota. What is taken of it stays taken."""
+        """Create, change or delete (None) a quota. Amounts that are taken stay taken."""
         if limits is None:
             self.limits.pop(name, None)
         else:
             self.limits[name] = limits
 
-    def lacks(self, amounts: Amounts) -> str:
+    def why_never(self, amounts: Amounts) -> str:
         """Return why these amounts can never be taken under the present limits; empty if they can, now or later."""
         for name, amount in amounts.items():
             limits = self.limits.get(name)
@@ -106,8 +106,9 @@ class Quotas:
         return True
 
     def free_at(self, amounts: Amounts, now: float) -> float:
-        """Return when these amounts can be taken together: exact for rates; by predicted ends for concurrency. Infinity
-        if never. O(holds of the quota) if concurrency lacks.
+        """Return the time at which these amounts can be taken together; infinity if never.
+
+        It is exact for rates; for concurrency it depends on predicted ends. O(holds of the quota) if concurrency lacks.
         """
         at_s = self.refilled_at(amounts, now)
         for name, amount in amounts.items():
@@ -135,7 +136,7 @@ class Quotas:
         return now + excess / rate.per_s if rate.per_s and not _exceeds(amount, rate.most) else math.inf
 
     def _ended_at(self, name: str, most: float, now: float) -> float:
-        """Return when what is held is predicted to be at most this."""
+        """Return the time at which the amounts held are predicted to be at most this."""
         used = self.used.get(name, 0.0)
         if not _exceeds(used, most):
             return now
@@ -168,7 +169,7 @@ class Quotas:
     # ---- changes of what is taken: all of them are here --------------------------------------------------------
 
     def take(self, hold: QuotaHold, end_s: float) -> None:
-        """Take what an attempt needs, when it is granted. `end_s`: predicted end of the attempt."""
+        """Take the amounts of an attempt when it is granted. `end_s`: predicted end of the attempt."""
         self.restore(hold, end_s)
         for name, amount in hold.amounts.items():
             for rate in self._rates(name):
@@ -185,7 +186,7 @@ class Quotas:
             self.holders.setdefault(name, {})[hold.key] = amount
 
     def adopt(self, hold: QuotaHold, end_s: float) -> None:
-        """Hold again what a node reports of an attempt that was counted as lost. Its rates were taken at the grant."""
+        """Restore the hold of a reported attempt that had counted as lost. Its rates were taken at the grant."""
         self.restore(hold, end_s)
         self.changes.append(hold)
 

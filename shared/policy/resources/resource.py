@@ -172,7 +172,7 @@ class PlainUnits:
 
 
 HeldBy = Literal["action", "environment", "creation"]
-"""What holds the units of a resource: an action while it runs, an environment until its end, or an environment only
+"""Holder of the units of a resource: an action while it runs, an environment until its end, or an environment only
 while it is created."""
 
 

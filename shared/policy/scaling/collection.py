@@ -47,7 +47,7 @@ class CollectionInput:
     unanswered: int | None = None
     """Requests that have arrived and are not answered; None: those in `queuing` and `running`."""
     unqueued_end_s: float | None = None
-    """When the last of the answered requests would have been done without any queueing; None: unknown."""
+    """Time at which the last of the answered requests would have been done without any queueing; None: unknown."""
     observed_s: float | None = None
     """Time of the snapshot in `queuing` and `running`; None: now."""
     progress: ReportedProgress | None = None

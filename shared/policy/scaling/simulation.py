@@ -21,7 +21,7 @@ from shared.policy.scaling.workload import ExpectedBatch
 
 
 class Violation(NamedTuple):
-    """Why an allocation is not enough: the first request that queues too long."""
+    """Reason why an allocation is not enough: the first request that queues too long."""
 
     batch: str
     stage: str

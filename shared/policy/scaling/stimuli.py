@@ -73,7 +73,7 @@ class ObservedBatch:
     observed_at: float | None = None
     """Time of the snapshot, Unix seconds: `arrived` and `answered` are newer. None: now."""
     unqueued_end_at: float | None = None
-    """When the last of the answered requests would have been done without any queueing, Unix seconds. None: unknown."""
+    """Time at which the last answered request would have ended without queueing, Unix seconds; None: unknown."""
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class Records:
             if why_stuck(action.work, found.pools, action.request.need)
         ]
         for action in stuck:
-            if cluster.quotas.lacks(action.work.quotas):
+            if cluster.quotas.why_never(action.work.quotas):
                 continue
             nodes = cluster.nodes.of(cluster.queues.pool(action.work.pool))
             assert not any(action.could_run_on(node) for node in nodes), f"not stuck: {action}"

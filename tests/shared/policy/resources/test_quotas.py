@@ -100,7 +100,7 @@ def test_a_quota_is_free_at_the_time_that_is_predicted_and_not_before(
     at_s = quotas.free_at({"a": 1.0}, 100.0)
     if at_s == math.inf:
         quotas.settle("r/0/1")
-        stuck = quotas.lacks({"a": 1.0})
+        stuck = quotas.why_never({"a": 1.0})
         assert stuck or any(used > most for most in one.concurrency) or quotas.free_at({"a": 1.0}, 100.0) < math.inf
         return
     if at_s >= 103.0 and any(used + 1.0 > most for most in one.concurrency):
@@ -135,15 +135,15 @@ def test_all_limits_of_a_quota_hold_at_once() -> None:
 
 def test_an_amount_that_can_never_be_taken_is_named() -> None:
     quotas = Quotas({"a": QuotaLimits((2.0,), (Rate(5.0), Rate(3.0, 1.0)))})
-    assert quotas.lacks({"b": 1.0}) == "there is no quota 'b'"
-    assert quotas.lacks({"a": 2.5}) == "it needs 2.5 of the quota 'a', whose concurrency is 2"
-    assert quotas.lacks({"a": 2.0}) == ""
+    assert quotas.why_never({"b": 1.0}) == "there is no quota 'b'"
+    assert quotas.why_never({"a": 2.5}) == "it needs 2.5 of the quota 'a', whose concurrency is 2"
+    assert quotas.why_never({"a": 2.0}) == ""
     quotas.take(QuotaHold("r", 0, 1, "n", "1", 0.0, {"a": 2.0}), 1.0)
     quotas.settle("r/0/1")
     quotas.take(QuotaHold("s", 0, 1, "n", "1", 1.0, {"a": 2.0}), 2.0)
-    assert quotas.lacks({"a": 2.0}) == "it needs 2 of the quota 'a', of which 1 are left and none is refilled"
+    assert quotas.why_never({"a": 2.0}) == "it needs 2 of the quota 'a', of which 1 are left and none is refilled"
     quotas.set("a", QuotaLimits((1.0,), (Rate(4.0, 1.0, 0.5),)))
-    assert quotas.lacks({"a": 1.0}) == "it needs 1 of the quota 'a', which gives 0.5 at once"
+    assert quotas.why_never({"a": 1.0}) == "it needs 1 of the quota 'a', which gives 0.5 at once"
 
 
 def test_a_hold_is_settled_once_and_reported_to_the_store() -> None:

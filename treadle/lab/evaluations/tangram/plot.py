@@ -134,7 +134,7 @@ def _parts(axes: Axes, report: TangramReport) -> None:
 
 
 def _distribution(axes: Axes, report: TangramReport) -> None:
-    """How ACT is spread over trajectories."""
+    """Distribution of ACT over trajectories."""
     point = OperatingPoint(SIZE, CLUSTER.nodes)
     runs = report.results.runs.get(point) or next(iter(report.results.runs.values()))
     for system, run in runs.items():
@@ -147,7 +147,7 @@ def _distribution(axes: Axes, report: TangramReport) -> None:
 
 
 def _sweep(axes: Axes, report: TangramReport) -> None:
-    """What the largest ratio depends on."""
+    """Ratio at the largest operating point, by timeout, for each rate of pods and width."""
     point = OperatingPoint(LARGEST, CLUSTER.nodes)
     swept = [one for one in report.swept() if one.point == point]
     for rate, width in dict.fromkeys((one.creations_per_s, one.width) for one in swept):

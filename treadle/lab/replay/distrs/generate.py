@@ -22,7 +22,7 @@ Architecture = Literal["colocated", "disaggregated"]
 
 @dataclass(frozen=True)
 class StageDuration:
-    """How long one stage takes the requests that reach it."""
+    """Durations of one stage, for the requests that reach it."""
 
     normal_s: float
     """Median of most requests."""

@@ -47,7 +47,7 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     exception_score: float | None = None
     """Score if this stage's scoring function raises; None: `refused`. Older entries end before it."""
     quotas: dict[str, float] = {}
-    """Quota -> what it takes of it, together with its units. Last field: older entries end before it."""
+    """Quota -> amount that it takes, together with its units. Last field: older entries end before it."""
 
 
 class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.v1"):
@@ -94,7 +94,7 @@ class ParkActionRequested(Message, frozen=True, kw_only=True, tag="action.park-r
 
 
 class ResumeActionRequested(Message, frozen=True, kw_only=True, tag="action.resume-requested.v1"):
-    """What a parked action has waited for is there. The leader handles and then deletes it."""
+    """Request to resume a parked action, because its wait is over. The leader handles and then deletes it."""
 
     action: str
 
@@ -115,7 +115,7 @@ class UnreadableEntry(Message, frozen=True, kw_only=True, tag="entry.unreadable.
     request: str = ""
     trajectory: str = ""
     error: str
-    """Why it does not decode."""
+    """Reason why it cannot be decoded."""
 
     def submission(self) -> ActionSubmitted:
         """Return the known part of the submission. It has no stage, so nothing can run."""

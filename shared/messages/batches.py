@@ -71,7 +71,7 @@ class RolloutProgress(Message, frozen=True, kw_only=True, tag="batch.progress.v1
 
     batch: str
     at: float
-    """When it was reported: Unix seconds, Valkey's clock."""
+    """Time of the report: Unix seconds, Valkey's clock."""
     generating: int
     """Samples whose reward requests are still to come."""
     tokens: float | None = None

@@ -36,7 +36,7 @@ class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
     exception_score: float | None = None
     """Score if a trainer's scoring function raises; None: `refused`."""
     quotas: dict[str, float] = {}
-    """What it has taken of quotas, for people. The leader's ledger counts them."""
+    """Amounts that it has taken from quotas, for people. The leader's ledger counts them."""
 
 
 class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):

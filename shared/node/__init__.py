@@ -1,1 +1,1 @@
-"""The node agent: all that every manager is, over an `Executor` that is the manager's own (ADR 0048)."""
+"""Node agent: the part that all managers share, over the `Executor` of each (ADR 0048)."""

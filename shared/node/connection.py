@@ -19,7 +19,7 @@ START_S: Seconds = 30.0
 
 
 class NodeConnection(NamedTuple):
-    """What a node needs to publish and to receive."""
+    """Identity, connections and outbox of a node."""
 
     identity: NodeIdentity
     redis: Redis

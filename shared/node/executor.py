@@ -1,7 +1,7 @@
 """Protocols that a manager implements: `Executor`, and `Environments` if it has environments of trajectories.
 
-The agent does the rest: hello, heartbeats, inventory, grants, queue, outbox, units and their integrals, stop. It knows
-no resource and no kind by its name.
+The agent does the rest: hello, heartbeats, inventory, grants, queue, outbox, units and their integrals, stop. It names
+no resource and no kind (tests/architecture/executors.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.runtime.units import Seconds
 
 
 class Offer(NamedTuple):
-    """What a node offers beside its units. It may grow while the node runs; an offer is never withdrawn."""
+    """Kinds, labels and runtimes of a node. An offer may grow while the node runs, and nothing is withdrawn from it."""
 
     kinds: list[str]
     """Action kinds that it executes."""

@@ -41,7 +41,7 @@ class ParkedAttempts:
     """Action -> its attempt that waits for its units; in order of arrival."""
 
     def park(self, running: RunningAttempt, asked: ParkAsked) -> None:
-        """Begin to park an attempt. `Parked` is reported when it is frozen; never if it ends before."""
+        """Begin to park an attempt. `Parked` is reported when it is frozen, and not if it ends before."""
         if self.executor is None:
             _log.warning("not_parked", action=asked.action, reason="this manager parks nothing")
         elif _is_newer(running, asked) and running.state == "running":

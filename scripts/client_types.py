@@ -37,6 +37,7 @@ SENT: Final = (
     "ProgressReport",
     "RewardRequest",
     "ActionRequest",
+    "ParkRequest",
     "TrajectoryRequest",
     "TrajectoryAction",
 )

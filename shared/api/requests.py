@@ -58,6 +58,13 @@ class ActionRequest(Closed, frozen=True, kw_only=True):
     priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 0.0
 
 
+class ParkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parks a running action in an environment."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
+    """What it waits for; for people."""
+
+
 class Act(msgspec.Struct, frozen=True, kw_only=True):
     """Action completion time, seconds: total = queue + execution + overhead, for every end."""
 
@@ -90,7 +97,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """State of an action, and its answer once it is finished."""
 
     id: str
-    state: Literal["queued", "granted", "finished"]
+    state: Literal["queued", "granted", "parked", "finished"]
+    """`parked`: a caller has parked it; it holds no cores, or returns them now, until it is resumed and continues."""
     request_id: str | None = None
     task: str | None = None
     batch: str | None = None
@@ -108,7 +116,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     score: float | None = None
     """Reward; absent without a verdict."""
     reason: str = ""
-    """Reason of the end. While the action waits: why it is stuck, because no present node can execute it."""
+    """Reason of the end. While the action waits: why it is stuck, because no present node can execute it. While it is
+    parked: what it waits for."""
+    parked_at: float = 0.0
+    """Unix seconds of the request to park it, while it is parked."""
     output: msgspec.Raw | None = None
     """Report of the kind: verdicts of tests, name of an exception, end of stdout ..."""
     act: Act | None = None
@@ -143,5 +154,5 @@ class BulkReceipt(msgspec.Struct, frozen=True, kw_only=True):
     rejected: list[Rejection]
 
 
-HOT_TYPES: tuple[type[Any], ...] = (RewardRequest, ActionRequest, Answer, BulkReceipt)
+HOT_TYPES: tuple[type[Any], ...] = (RewardRequest, ActionRequest, ParkRequest, Answer, BulkReceipt)
 """Types of the OpenAPI document."""

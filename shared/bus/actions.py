@@ -29,6 +29,11 @@ class ActionRecord(NamedTuple):
     """Id of its answer in its batch's stream; empty: none."""
     archived: bool
     """Its answer is in Postgres."""
+    parked_s: float = 0.0
+    """Time of the request to park it, Unix seconds; 0: it is not parked."""
+    parked_because: str = ""
+    resumes: bool = False
+    """It is parked, and has been requested to continue."""
 
 
 Wanted = Literal["", "parked", "resumed"]
@@ -49,7 +54,7 @@ class Continuation(NamedTuple):
     """Newest request about parking of that grant."""
 
 
-_FIELDS = ("batch", "entry", "grant", "stage", "trajectory", "answer", "result", "archived")
+_FIELDS = ("batch", "entry", "grant", "stage", "trajectory", "answer", "result", "archived", "parking", "resume")
 
 
 async def read_action(redis: Redis, action: str) -> ActionRecord | None:
@@ -119,9 +124,13 @@ async def is_known(redis: Redis, action: str, place: str) -> bool:
 
 
 def _record(fields: Sequence[Any]) -> ActionRecord | None:
-    batch, entry, grant, stage, trajectory, answer, result, archived = fields
+    batch, entry, grant, stage, trajectory, answer, result, archived, parking, resume = fields
     if batch is None:
         return None
+    parked_s, because = 0.0, ""
+    if _wanted(grant, parking, resume):
+        _, since_ms, reason = parking.decode().split(" ", 2)
+        parked_s, because = int(since_ms) / 1000, reason
     return ActionRecord(
         batch.decode(),
         (entry or b"").decode(),
@@ -131,4 +140,7 @@ def _record(fields: Sequence[Any]) -> ActionRecord | None:
         answer,
         (result or b"").decode(),
         archived is not None,
+        parked_s,
+        because,
+        bool(parked_s and resume),
     )

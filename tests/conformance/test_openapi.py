@@ -109,6 +109,8 @@ ROUTES = [
     ("POST", "/v1/actions", {"kind": "noop"}),
     ("GET", "/v1/actions/{id}", None),
     ("DELETE", "/v1/actions/{id}", None),
+    ("POST", "/v1/actions/{id}/park", {}),
+    ("POST", "/v1/actions/{id}/resume", None),
     ("POST", "/v1/trajectories", {}),
     ("GET", "/v1/trajectories", None),
     ("GET", "/v1/trajectories/{trajectory}", None),

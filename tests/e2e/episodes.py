@@ -91,6 +91,24 @@ class Trainer:
         """One bash line, and its answer."""
         return await self.act(trajectory, "env.bash", {"line": line}, **more)
 
+    async def submit(self, trajectory: str, line: str, timeout_s: float = 30.0, **more: Any) -> str:
+        """Submit one bash line; return the id of its action."""
+        body = {"kind": "env.bash", "params": {"line": line}, "timeout_s": timeout_s, **more}
+        async with self._http.post(f"/v1/trajectories/{trajectory}/actions", json=body) as response:
+            assert response.status == 202, await response.text()
+            return str((await response.json())["id"])
+
+    async def state(self, action: str) -> Json:
+        """State of an action, or its answer."""
+        async with self._http.get(f"/v1/actions/{action}") as response:
+            state: Json = await response.json()
+            return state
+
+    async def cancel(self, action: str) -> None:
+        """Cancel an action."""
+        async with self._http.delete(f"/v1/actions/{action}") as response:
+            assert response.status < 300, await response.text()
+
     async def view(self, trajectory: str) -> Json:
         """Its state."""
         async with self._http.get(f"/v1/trajectories/{trajectory}") as response:

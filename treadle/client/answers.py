@@ -187,7 +187,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """State of an action, and its answer once it is finished."""
 
     id: str
-    state: Literal["finished", "granted", "queued"] | str
+    state: Literal["finished", "granted", "parked", "queued"] | str
+    """`parked`: a caller has parked it; it holds no cores, or returns them now, until it is resumed and continues."""
     act: Act | None = None
     arrived_at: float = 0.0
     """Unix seconds, the journal's clock."""
@@ -206,10 +207,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True: an infrastructure failure or a cancellation. Leave the sample out instead of scoring it."""
     output: Any = None
     """Report of the kind: verdicts of tests, name of an exception, end of stdout ..."""
+    parked_at: float = 0.0
+    """Unix seconds of the request to park it, while it is parked."""
     passed: bool | None = None
     peak_memory_bytes: int = 0
     reason: str = ""
-    """Reason of the end. While the action waits: why it is stuck, because no present node can execute it."""
+    """Reason of the end. While the action waits: why it is stuck, because no present node can execute it. While it is
+    parked: what it waits for."""
     request_id: str | None = None
     score: float | None = None
     """Reward; absent without a verdict."""

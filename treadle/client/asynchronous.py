@@ -27,7 +27,15 @@ from treadle.client.answers import (
 )
 from treadle.client.errors import TreadleError
 from treadle.client.graded import GradedBatch, NoProgress, ProgressListener
-from treadle.client.requests import ActionKind, ActionRequest, BatchOpening, ProgressReport, RewardRequest, Task
+from treadle.client.requests import (
+    ActionKind,
+    ActionRequest,
+    BatchOpening,
+    ParkRequest,
+    ProgressReport,
+    RewardRequest,
+    Task,
+)
 from treadle.client.results import follow_results
 from treadle.client.retry import RetryPolicy
 from treadle.client.trajectories import AsyncTrajectories
@@ -201,6 +209,19 @@ class AsyncTreadle:
             Conflict: it ended otherwise.
         """
         return await self._transport.call(BatchView, "POST", f"/v1/batches/{quoted(batch)}/seal")
+
+    async def park(self, action: str, reason: str = "") -> Answer:
+        """Park a running action of a trajectory: it is frozen and returns its cores until `resume`. May be repeated.
+
+        Raises:
+            Conflict: it is not running, has been answered, or is in no trajectory.
+        """
+        request = ParkRequest(reason=reason)
+        return await self._transport.call(Answer, "POST", f"/v1/actions/{quoted(action)}/park", request)
+
+    async def resume(self, action: str) -> Answer:
+        """Let a parked action continue as soon as its cores are free. May be repeated. Raises like `park`."""
+        return await self._transport.call(Answer, "POST", f"/v1/actions/{quoted(action)}/resume")
 
     async def cancel(self, batch: str) -> BatchView:
         """Cancel the requests without an answer.

@@ -147,6 +147,8 @@ class Treadle(_Twin):
     batch = _blocking(AsyncTreadle.batch)
     seal = _blocking(AsyncTreadle.seal)
     cancel = _blocking(AsyncTreadle.cancel)
+    park = _blocking(AsyncTreadle.park)
+    resume = _blocking(AsyncTreadle.resume)
     report_progress = _blocking(AsyncTreadle.report_progress)
     submit = _blocking(AsyncTreadle.submit)
     results = _iterating(AsyncTreadle.results)

@@ -140,6 +140,13 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     one slot)."""
 
 
+class ParkRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Parks a running action in an environment."""
+
+    reason: str = ""
+    """What it waits for; for people."""
+
+
 class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One environment as its trainer requests it. A node adds nothing to it."""
 

@@ -79,22 +79,28 @@ async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: 
             return Reply(200, await future)
     except TimeoutError:
         async with read_deadline(call.proxy):
-            return await _state(call, action)
+            return await state_of(call, action)
 
 
 async def _accepted(call: Call, accepted: Accepted, trajectory: str) -> Reply:
     if accepted.repeated:
-        return await _state(call, accepted.action)
+        return await state_of(call, accepted.action)
     return Reply(202, _encoder.encode(Answer(id=accepted.action, state="queued", trajectory=trajectory or None)))
 
 
-async def _state(call: Call, action: str) -> Reply:
+async def state_of(call: Call, action: str) -> Reply:
+    """Return 200 with the answer of an action, else 202 with its state."""
     stored = await _stored(call, action)
     if stored.answer is not None:
         return Reply(200, stored.answer)
+    batch, trajectory = stored.batch or None, stored.trajectory or None
+    if stored.state == "parked":
+        parked = Answer(
+            id=action, state="parked", trajectory=trajectory, reason=stored.parked_because, parked_at=stored.parked_s
+        )
+        return Reply(202, _encoder.encode(parked))
     reason = await reason_of(call.proxy.store, stored)
     state: Literal["queued", "granted"] = "granted" if stored.state == "granted" and not reason else "queued"
-    batch, trajectory = stored.batch or None, stored.trajectory or None
     answer = Answer(id=action, state=state, batch=batch, trajectory=trajectory, reason=reason)
     return Reply(202, _encoder.encode(answer))
 
@@ -108,10 +114,10 @@ async def _stored(call: Call, action: str) -> Stored:
 
 async def get_action(call: Call) -> Reply:
     """GET /v1/actions/{id}: its state, or its answer once it is finished."""
-    action = _named(call)
+    action = named(call)
     wait_s = call.wait_s(call.query("wait"))
     if not wait_s:
-        return await _state(call, action)
+        return await state_of(call, action)
     future = _expect(call, action, "read the action without `wait`")
     try:
         stored = await _stored(call, action)
@@ -123,7 +129,7 @@ async def get_action(call: Call) -> Reply:
 async def delete_action(call: Call) -> Reply:
     """DELETE /v1/actions/{id}: cancel it. A finished action does not change."""
     call.query()
-    action = _named(call)
+    action = named(call)
 
     async def attempt() -> str:
         return await functions.cancel(call.proxy.redis, action, "requested by a caller")
@@ -131,10 +137,11 @@ async def delete_action(call: Call) -> Reply:
     asked = await with_retries(attempt, what="cancelling", limit_s=call.proxy.settings.submit_retry_s)
     if asked == "unknown":
         _log.debug("cancel_of_unknown_action", action=action)  # its answer may be archived
-    return await _state(call, action)
+    return await state_of(call, action)
 
 
-def _named(call: Call) -> str:
+def named(call: Call) -> str:
+    """Return the action that the path names."""
     (action,) = call.path_args
     if not _action_name.fullmatch(action):
         raise NotFound(kind="action", name=action[:64])

@@ -20,13 +20,14 @@ from shared.store.results import ArchiveReader, Results
 _log = log.get(__name__)
 
 RETRY_LIMIT_S = 10.0
+CONTINUES = "it continues as soon as its units are free"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """Stored state of one action."""
 
-    state: Literal["queued", "granted", "finished"]
+    state: Literal["queued", "granted", "parked", "finished"]
     batch: str
     answer: bytes | None
     entry: str = ""
@@ -35,6 +36,9 @@ class Stored:
     """Its current stage, while it is unanswered."""
     trajectory: str = ""
     """Trajectory whose environment it needs, while it is unanswered."""
+    parked_s: float = 0.0
+    """Time of the request to park it, Unix seconds, while it is parked."""
+    parked_because: str = ""
 
 
 class Store:
@@ -64,12 +68,14 @@ class Store:
         if answer:
             return Stored("finished", found.batch, answer)
         return Stored(
-            state="granted" if found.granted else "queued",
+            state="parked" if found.parked_s else "granted" if found.granted else "queued",
             batch=found.batch,
             answer=None,
             entry=found.entry,
             stage=found.stage,
             trajectory=found.trajectory,
+            parked_s=found.parked_s,
+            parked_because=CONTINUES if found.resumes else found.parked_because,
         )
 
     async def submitted(self, entry: str) -> ActionSubmitted | None:

@@ -70,6 +70,25 @@ def hot_paths(max_wait_s: float) -> dict[str, Any]:
                 "responses": responses(ANSWER, 404, 422, 503),
             },
         },
+        "/v1/actions/{id}/park": {
+            "post": {
+                "tags": ["actions"],
+                "operationId": "park_action",
+                "summary": "Park a running action of a trajectory: it is frozen and returns its cores; may be repeated",
+                "parameters": [ID],
+                "requestBody": {**body("ParkRequest"), "required": False},
+                "responses": responses(ANSWER, 404, 409, 413, 422, 503),
+            }
+        },
+        "/v1/actions/{id}/resume": {
+            "post": {
+                "tags": ["actions"],
+                "operationId": "resume_action",
+                "summary": "Continue a parked action as soon as its cores are free; may be repeated",
+                "parameters": [ID],
+                "responses": responses(ANSWER, 404, 409, 422, 503),
+            }
+        },
         "/v1/rewards": {
             "post": {
                 "tags": ["rewards"],

@@ -14,6 +14,7 @@ from shared.bus.keys import Role
 from shared.messages import batch_snapshot
 from shared.messages.batch_snapshot import OpenBatchesSnapshot
 from shared.policy.dispatch.backlog import Backlog, PoolBacklog
+from shared.policy.model.waiting import WaitingReason, WaitingReasons
 from shared.runtime.units import Epoch
 
 T = TypeVar("T")
@@ -21,6 +22,9 @@ T = TypeVar("T")
 _packed = msgspec.msgpack.Encoder().encode
 _pools = msgspec.msgpack.Decoder(list[PoolBacklog])
 _stuck = msgspec.msgpack.Decoder(dict[str, int])
+_reason = msgspec.msgpack.Decoder(WaitingReason)
+_classes = msgspec.msgpack.Decoder(dict[str, WaitingReason])
+_CLASSES = "classes"
 
 
 async def publish_backlog(
@@ -37,6 +41,31 @@ async def publish_backlog(
     if batches is not None:
         args.append(batch_snapshot.encode(batches))
     await call(redis, "publish_backlog_v2", (keys.epoch(Role.DISPATCHER), keys.BACKLOG), *args)
+
+
+async def publish_reasons(redis: Redis, epoch: Epoch, reasons: WaitingReasons) -> None:
+    """Publish why actions wait, for every replica, instead of what was published before. O(reasons).
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was written.
+    """
+    args: list[Any] = [epoch]
+    for (action, stage), reason in reasons.actions.items():
+        args += (f"{action}:{stage}", _packed(reason))
+    if reasons.classes:
+        args += (_CLASSES, _packed(reasons.classes))
+    await call(redis, "publish_reasons", (keys.epoch(Role.DISPATCHER), keys.REASONS), *args)
+
+
+async def read_reason(redis: Redis, action: str, stage: int) -> tuple[WaitingReason, dict[str, WaitingReason]]:
+    """Return why an action waits in a stage, as last published; and the reasons of classes if it is not named."""
+    named, classes = await command(redis, "HMGET", keys.REASONS, f"{action}:{stage}", _CLASSES)
+    try:
+        if named is not None:
+            return _reason.decode(named), {}
+        return WaitingReason(), _classes.decode(classes) if classes is not None else {}
+    except msgspec.MsgspecError:  # of another version
+        return WaitingReason(), {}
 
 
 async def read_pools(redis: Redis) -> list[PoolBacklog]:

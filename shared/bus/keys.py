@@ -227,6 +227,9 @@ QUOTA_CHANGES: Final = quotas.QUOTA_CHANGES.name
 """Stream: changed limits; bounded."""
 BACKLOG: Final = "backlog"
 """Hash: what waits, as last published by the leader: pools, stuck: actions of batches, batches: open ones."""
+REASONS: Final = "backlog:reasons"
+"""Hash: why actions wait for more than their turn, as last published by the leader. `action:stage` -> reason, and
+`classes`: class of work -> reason, while not all such actions have a field."""
 KEPT: Final = "kept"
 """Hash: tenant -> estimated bytes of Valkey's memory that its answers and compact ids take."""
 KEPT_BATCHES: Final = "kept:batches"

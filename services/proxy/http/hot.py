@@ -11,10 +11,10 @@ import msgspec
 from services.proxy.http.asgi import Call, HotRoute, Reply
 from services.proxy.http.bulk import post_bulk
 from services.proxy.http.deadline import read_deadline
-from services.proxy.leader.backlog import reason_of
 from services.proxy.records.batch_service import decode_reward
 from services.proxy.records.intake import Accepted, of_action
 from services.proxy.records.store import Stored
+from services.proxy.records.waiting import reason_of
 from shared.api.requests import ActionRequest, Answer
 from shared.bus import functions
 from shared.bus.connection import with_retries
@@ -99,8 +99,9 @@ async def state_of(call: Call, action: str) -> Reply:
             id=action, state="parked", trajectory=trajectory, reason=stored.parked_because, parked_at=stored.parked_s
         )
         return Reply(202, _encoder.encode(parked))
-    reason = await reason_of(call.proxy.store, stored)
-    state: Literal["queued", "granted"] = "granted" if stored.state == "granted" and not reason else "queued"
+    wait, reason = await reason_of(call.proxy.store, action, stored)
+    granted = stored.state == "granted" and wait in ("", "parked", "resuming")
+    state: Literal["queued", "granted"] = "granted" if granted else "queued"
     answer = Answer(id=action, state=state, batch=batch, trajectory=trajectory, reason=reason)
     return Reply(202, _encoder.encode(answer))
 

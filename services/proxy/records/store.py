@@ -13,6 +13,7 @@ from shared.bus.connection import with_retries
 from shared.bus.trajectories import EnvironmentStatus
 from shared.messages.actions import ActionSubmitted
 from shared.policy.dispatch.backlog import PoolBacklog
+from shared.policy.model.waiting import WaitingReason
 from shared.runtime import log
 from shared.runtime.errors import Unavailable
 from shared.store.results import ArchiveReader, Results
@@ -101,6 +102,14 @@ class Store:
             return await backlog.read_pools(self._redis)
 
         return await with_retries(read, what="reading the backlog", limit_s=RETRY_LIMIT_S)
+
+    async def waiting_reason(self, action: str, stage: int) -> tuple[WaitingReason, dict[str, WaitingReason]]:
+        """Return why an action waits, as the leader last published it; see `backlog.read_reason`. One small read."""
+
+        async def read() -> tuple[WaitingReason, dict[str, WaitingReason]]:
+            return await backlog.read_reason(self._redis, action, stage)
+
+        return await with_retries(read, what="reading why an action waits", limit_s=RETRY_LIMIT_S)
 
     async def stuck(self) -> dict[str, int]:
         """Return {batch: actions that no present node can execute}, as the leader last published it."""

@@ -9,6 +9,14 @@ local function publish_backlog(keys, args)
   return 1
 end
 
+-- publish_reasons(epoch:<role>, backlog:reasons; epoch, [field, value]...): replace the reasons why actions wait
+local function publish_reasons(keys, args)
+  if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
+  redis.call('DEL', keys[2])
+  for i = 2, #args, 2 do redis.call('HSET', keys[2], args[i], args[i + 1]) end
+  return 1
+end
+
 -- publish(stream; kept, payload...): also when memory is full, because nodes' reports lead to freed memory
 local function publish(keys, args)
   for i = 2, #args do redis.call('XADD', keys[1], 'MAXLEN', '~', args[1], '*', 'm', args[i]) end
@@ -33,6 +41,7 @@ local function mesh_identity(keys, args)
 end
 
 register_allowed_when_full('publish_backlog_v2', publish_backlog)
+register_allowed_when_full('publish_reasons', publish_reasons)
 register_allowed_when_full('publish_v2', publish)
 register_allowed_when_full('id_key_v2', id_key)
 register_allowed_when_full('mesh_identity_v2', mesh_identity)

@@ -81,7 +81,7 @@ def survey(cluster: ClusterState) -> Backlog:
             cluster.quotas.why_never(action.work.quotas),
             action.request.batch,
         )
-        for action in _stuck(cluster)
+        for action in stuck_actions(cluster)
     )
     for (name, kind, units, quotas, reason, batch), count in stuck.items():
         sorts[name][kind, units, quotas, reason] += count
@@ -108,7 +108,8 @@ def _most(counted: Counter[T]) -> list[tuple[T, int]]:
     return counted.most_common(MOST_REPORTED)
 
 
-def _stuck(cluster: ClusterState) -> Iterator[ActionState]:
+def stuck_actions(cluster: ClusterState) -> Iterator[ActionState]:
+    """Yield the actions that are known to be stuck, pool by pool. Cost: see `survey`."""
     for pool in cluster.queues.pools.values():
         for lane in pool.all_lanes():
             for action_id in lane.stuck:
@@ -136,6 +137,14 @@ def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
     return f"no node of class {pool.partition('@')[2]!r} offers {kind}" + (f" with {amounts}" if amounts else "")
 
 
+def stuck_text(cluster: ClusterState, action: ActionState) -> str:
+    """Reason why a stuck action cannot run at present: quotas cannot give what it needs, or no node can."""
+    if reason := cluster.quotas.lacks(action.work.quotas):
+        return f"{reason}; it waits until its budget ends"
+    lacks = lacking(_kind(action.work, _begun(action)), action.needs, action.work.pool)
+    return f"{lacks} now; it waits for one until its budget ends"
+
+
 def why_held_up(cluster: ClusterState, pool: Pool) -> str:
     """Reason why the pool's next environment does not begin now; empty if nothing waits or no node could make it."""
     lane = pool.lanes.get(BEGINS)
@@ -149,14 +158,6 @@ def why_held_up(cluster: ClusterState, pool: Pool) -> str:
         return ""
     reasons = (nodes[0].specs.get(name, PLAIN).shortage or f"no {name} are free" for name in short)
     return " and ".join(reasons) or "no node has all it needs free"
-
-
-def why_it_waits_to_begin(work: Work, pools: list[PoolBacklog]) -> str:
-    """Reason why work that begins an environment waits; empty if the leader has reported no such wait."""
-    for pool in pools:
-        if pool.name == work.pool and pool.held_up:
-            return f"it waits to begin its environment, with {pool.begins} in {pool.name}: {pool.held_up}"
-    return ""
 
 
 def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
@@ -180,16 +181,3 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
     if any(action.could_run_on(node) for node in cluster.nodes.of(cluster.queues.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"
     return lacking(_kind(work, _begun(action)), action.needs, work.pool)
-
-
-def why_stuck(work: Work, pools: list[PoolBacklog], need: EnvironmentNeed | None = None) -> str:
-    """Reason why this work cannot run at present; empty if it can. `need`: of an action of a trajectory."""
-    needs = [(work.kind, dict(work.units))]
-    if need is not None:
-        needs.append((_kind(work, need), need.begun_by(work.units)))
-    for pool in pools:
-        for stuck in pool.lacks if pool.name == work.pool else ():
-            if (stuck.kind, stuck.units) in needs and stuck.quotas == work.quotas:
-                lacks = stuck.reason or f"{lacking(stuck.kind, stuck.units, work.pool)} now"
-                return f"{lacks}; it waits {'' if stuck.reason else 'for one '}until its budget ends"
-    return ""

@@ -30,7 +30,9 @@ from shared.policy.dispatch.scheduling_round import schedule
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.dispatch.stimulus_handlers import Handler, StimulusHandlers
 from shared.policy.dispatch.views import ActionSummary, NodeSummary
+from shared.policy.dispatch.waiting_reasons import waiting_reasons
 from shared.policy.model.formulation import Command
+from shared.policy.model.waiting import WaitingReasons
 from shared.policy.resources.resource import Specs
 
 Parts = tuple[StimulusHandlers, ClusterState, ActionRegistry]
@@ -88,6 +90,10 @@ class Dispatcher:
     def survey(self) -> Backlog:
         """Return the present backlog; see `backlog.survey`."""
         return survey(self.cluster)
+
+    def waiting_reasons(self) -> WaitingReasons:
+        """Return why actions wait for more than their turn; see `waiting_reasons.waiting_reasons`."""
+        return waiting_reasons(self.cluster)
 
     def batch_snapshots(self) -> dict[str, BatchSnapshot]:
         """Return snapshots of the batches with unanswered requests; see `batch_snapshots.batch_snapshots`."""

@@ -11,8 +11,10 @@ from shared.bus import backlog, functions
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
 from shared.policy.dispatch.backlog import Backlog
+from shared.policy.model.waiting import WaitingReason, WaitingReasons
 from tests.shared.bus.journal import KEEP_ACTION_S, Journal, lead, resign
 
+REASONS = WaitingReasons({("a1", 0): WaitingReason("stuck", "why")})
 Write = Callable[[Journal, str], Awaitable[object]]
 
 WRITES: dict[str, Write] = {
@@ -22,6 +24,7 @@ WRITES: dict[str, Write] = {
     ),
     "advance": lambda journal, _: functions.advance_stages(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]")]),
     "publish_backlog": lambda journal, _: backlog.publish_backlog(journal.redis, journal.epoch, Backlog()),
+    "publish_reasons": lambda journal, _: backlog.publish_reasons(journal.redis, journal.epoch, REASONS),
     "discard": lambda journal, entry: functions.discard(journal.redis, journal.epoch, [entry]),
 }
 
@@ -38,7 +41,7 @@ async def test_a_deposed_leader_writes_nothing(journal: Journal, name: str) -> N
 
     assert await journal.fields("action:a1") == before
     assert await journal.unanswered() == ["a1"]
-    assert await command(journal.redis, "EXISTS", "grants.n.1", "backlog") == 0
+    assert await command(journal.redis, "EXISTS", "grants.n.1", "backlog", "backlog:reasons") == 0
 
 
 @pytest.mark.parametrize("name", WRITES)

@@ -185,3 +185,18 @@ async def test_the_requests_of_a_bulk_call_are_answered_in_their_batch(redis_url
 
     assert sorted((each["request_id"], each["score"]) for each in results) == [("r0", 0), ("r1", 1), ("r2", 2)]
     assert {each["batch"] for each in results} == {batch}
+
+
+async def test_a_replica_that_does_not_lead_gives_the_reasons_of_the_leader(redis_url: str) -> None:
+    body = {"kind": "noop", "units": {"gpus": 3}}
+    why = "no node of class 'default' offers noop with gpus=3 now; it waits for one until its budget ends"
+    async with calling(redis_url) as leader, calling(redis_url) as follower:
+        _, accepted = await leader.ask("POST", "/v1/actions", body)
+
+        async def has_a_reason() -> bool:
+            status, view = await follower.ask("GET", f"/v1/actions/{accepted['id']}")
+            assert (status, view["state"]) == (202, "queued")
+            return bool(view.get("reason") == why)
+
+        await soon(has_a_reason)
+        assert (await leader.ask("GET", f"/v1/actions/{accepted['id']}"))[1]["reason"] == why

@@ -8,8 +8,9 @@ import pytest
 from redis.asyncio import Redis
 
 from services.proxy.leader import backlog
-from services.proxy.leader.backlog import publish_backlog, reason_of
-from services.proxy.records.store import Store
+from services.proxy.leader.backlog import publish_backlog
+from services.proxy.records.store import Store, Stored
+from services.proxy.records.waiting import reason_of
 from shared.bus import backlog as bus_backlog
 from shared.bus import functions
 from shared.bus.batch_snapshot import read_snapshot
@@ -21,7 +22,8 @@ from shared.policy.dispatch.backlog import Backlog, PoolBacklog, StuckWork
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import ActionCancelled, RequestsSubmitted
 from shared.policy.model.formulation import Request, Work
-from tests.services.proxy.mesh import START, StillClock, stage, submitted
+from shared.policy.model.waiting import WaitingReason, WaitingReasons
+from tests.services.proxy.mesh import START, StillClock, acting, stage, submitted
 from tests.services.proxy.stores import store_over
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal, lead, resign
@@ -29,7 +31,10 @@ from tests.shared.bus.soon import soon
 
 WIDE = stage(cores=999)
 STUCK = [PoolBacklog("cores@default", 3, [StuckWork("code.run", {"cores": 999}, 1)])]
-WHY = "no node of class 'default' offers code.run with cores=999 now; it waits for one until its budget ends"
+WHY = WaitingReason(
+    "stuck", "no node of class 'default' offers code.run with cores=999 now; it waits for one until its budget ends"
+)
+NONE = WaitingReason()
 
 
 @pytest.fixture
@@ -43,16 +48,21 @@ async def submit(journal: Journal, request: ActionSubmitted) -> str:
     return entry
 
 
-async def reason(store: Store, action: str) -> str:
+async def reason(store: Store, action: str) -> WaitingReason:
     stored = await store.action(action)
     assert stored is not None
-    return await reason_of(store, stored)
+    return await reason_of(store, action, stored)
+
+
+def reasons(**actions: int) -> WaitingReasons:
+    """Reasons of stuck actions. Each: its stage."""
+    return WaitingReasons(dict.fromkeys(actions.items(), WHY))
 
 
 async def test_before_a_leader_has_published_the_backlog_is_empty(store: Store, journal: Journal) -> None:
     await submit(journal, submitted("a", WIDE))
 
-    assert (await store.pools(), await store.stuck(), await reason(store, "a")) == ([], {}, "")
+    assert (await store.pools(), await store.stuck(), await reason(store, "a")) == ([], {}, NONE)
 
 
 async def test_a_published_backlog_is_read(store: Store, journal: Journal) -> None:
@@ -61,31 +71,63 @@ async def test_a_published_backlog_is_read(store: Store, journal: Journal) -> No
     assert (await store.pools(), await store.stuck()) == (STUCK, {"b": 1})
 
 
-async def test_a_stuck_action_has_a_reason_and_others_have_none(store: Store, journal: Journal) -> None:
+async def test_a_named_action_has_a_reason_and_others_have_none(store: Store, journal: Journal) -> None:
     await submit(journal, submitted("stuck", WIDE))
     await submit(journal, submitted("fine", stage()))
-    await bus_backlog.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
+    await bus_backlog.publish_reasons(journal.redis, journal.epoch, reasons(stuck=0))
+    assert (await reason(store, "stuck"), await reason(store, "fine")) == (WHY, NONE)
 
-    assert (await reason(store, "stuck"), await reason(store, "fine")) == (WHY, "")
+    await bus_backlog.publish_reasons(journal.redis, journal.epoch, reasons(fine=0))
+    assert (await reason(store, "stuck"), await reason(store, "fine")) == (NONE, WHY), "the former ones are gone"
 
 
 async def test_the_stage_it_is_in_counts(store: Store, journal: Journal) -> None:
     await submit(journal, submitted("a", stage("compile"), WIDE))
-    await bus_backlog.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
-    assert await reason(store, "a") == ""
+    await bus_backlog.publish_reasons(journal.redis, journal.epoch, reasons(a=1))
+    assert await reason(store, "a") == NONE
 
     await functions.advance_stages(journal.redis, journal.epoch, [Advancing("a", 1, b"[]")])
     assert await reason(store, "a") == WHY
 
 
-async def test_an_action_answered_meanwhile_is_not_stuck(store: Store, journal: Journal) -> None:
-    entry = await submit(journal, submitted("a", WIDE))
-    await bus_backlog.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
-    stored = await store.action("a")
-    await journal.finish("a", entry)
+async def test_an_action_that_is_not_named_has_the_reason_of_its_class(store: Store, journal: Journal) -> None:
+    entry = await submit(journal, submitted("wide", WIDE))
+    await submit(journal, submitted("fine", stage()))
+    await submit(journal, submitted("later", stage("compile"), WIDE))
+    classes = {"cores@default code.run cores=999": WHY}
+    await bus_backlog.publish_reasons(journal.redis, journal.epoch, WaitingReasons({("x", 0): WHY}, classes))
+    assert [await reason(store, name) for name in ("wide", "fine", "later")] == [WHY, NONE, NONE]
 
+    stored = await store.action("wide")
+    await journal.finish("wide", entry)
     assert stored is not None
-    assert await reason_of(store, stored) == ""
+    assert await reason_of(store, "wide", stored) == NONE, "it was answered meanwhile"
+
+
+async def test_an_action_of_a_trajectory_that_is_not_named(store: Store, journal: Journal) -> None:
+    entry = await submit(journal, acting("a"))
+    stored = Stored("queued", "", None, entry, trajectory="t1")
+    begins = {"cores@default begins": WaitingReason("held up", "it waits to begin its environment")}
+    await bus_backlog.publish_reasons(journal.redis, journal.epoch, WaitingReasons({}, begins))
+    assert await reason_of(store, "a", stored) == begins["cores@default begins"]
+
+    own = "cores@default env.bash cores=1 in runtime.local memory_mb=512 starts=1"
+    await bus_backlog.publish_reasons(journal.redis, journal.epoch, WaitingReasons({}, {**begins, own: WHY}))
+    assert await reason_of(store, "a", stored) == WHY, "stuck counts more"
+
+    await command(journal.redis, "HSET", "trajectory:t1", "state", "open", "reason", "no space")
+    assert await reason_of(store, "a", stored) == WHY
+    await bus_backlog.publish_reasons(journal.redis, journal.epoch, WaitingReasons({}, begins))
+    assert await reason_of(store, "a", stored) == WaitingReason("held up", "no space")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x93\x01", b'{"in": "words of another version"}'])
+async def test_reasons_of_another_version_are_ignored(store: Store, journal: Journal, raw: bytes) -> None:
+    await submit(journal, submitted("a", WIDE))
+    for field in ("a:0", "classes"):
+        await command(journal.redis, "DEL", "backlog:reasons")
+        await command(journal.redis, "HSET", "backlog:reasons", field, raw)
+        assert await reason(store, "a") == NONE
 
 
 # ---- publishing --------------------------------------------------------------------------------------------------
@@ -108,6 +150,7 @@ async def test_changes_are_published_until_another_leads(
     flaky.failures = ["before", "after"]
     waiting(dispatcher, "a")
     await soon(lambda: _is(store, {"b": 1}))
+    assert await store.waiting_reason("a", 0) == (WHY, {})
     await command(journal.redis, "DEL", "backlog")
     waiting(dispatcher, "c")
     await soon(lambda: _is(store, {"b": 2}))
@@ -115,9 +158,11 @@ async def test_changes_are_published_until_another_leads(
     await resign(journal.redis, "me")
     await lead(journal.redis, "you", 30.0)
     waiting(dispatcher, "d")
+    assert dispatcher.waiting_reasons().actions.keys() == {("a", 0), ("c", 0), ("d", 0)}
     async with asyncio.timeout(20):
         await publishing
     assert await store.stuck() == {"b": 2}
+    assert await store.waiting_reason("d", 0) == (NONE, {}), "a deposed leader publishes nothing"
     seen = await read_snapshot(journal.redis)
     assert seen is not None
     assert (seen.at, [len(one) for one in seen.batches["b"].queuing]) == (START, [2 * 16])

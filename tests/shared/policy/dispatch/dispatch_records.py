@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from shared.policy.dispatch.backlog import survey, why_stuck
+from shared.policy.dispatch.backlog import survey
 from shared.policy.dispatch.batch_snapshots import batch_snapshots
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, StageAct
@@ -165,20 +165,20 @@ class Records:
     def check_backlog(self) -> None:
         """Assert that reported waiting work waits, and that reported stuck work could run on no present node."""
         cluster = self.leader.cluster
-        found = survey(cluster)
+        found, reasons = survey(cluster), self.leader.waiting_reasons().actions
         waiting = Counter(action.work.pool for action in cluster.queues.queued.values())
         assert {pool.name: pool.waiting for pool in found.pools} == waiting
         stuck = [
             action
             for action in cluster.queues.queued.values()
-            if why_stuck(action.work, found.pools, action.request.need)
+            if (reason := reasons.get((action.request.id, action.stage))) is not None and reason.wait == "stuck"
         ]
         for action in stuck:
             if cluster.quotas.why_never(action.work.quotas):
                 continue
             nodes = cluster.nodes.of(cluster.queues.pool(action.work.pool))
             assert not any(action.could_run_on(node) for node in nodes), f"not stuck: {action}"
-        assert sum(pool.stuck for pool in found.pools) <= len(stuck)
+        assert sum(pool.stuck for pool in found.pools) == len(stuck)
         assert sum(found.stuck.values()) <= sum(pool.stuck for pool in found.pools)
         if not cluster.nodes.present:
             assert len(stuck) == sum(waiting.values()), "all is stuck where there are no nodes"

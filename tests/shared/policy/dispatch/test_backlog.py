@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.policy.dispatch import backlog
-from shared.policy.dispatch.backlog import Backlog, PoolBacklog, StuckWork, lacking, survey, why_stuck
+from shared.policy.dispatch.backlog import Backlog, PoolBacklog, StuckWork, lacking, survey
 from shared.policy.dispatch.dispatcher import Dispatcher
 from tests.shared.policy.dispatch.leading import leading, meet, submit
 from tests.shared.policy.strategies import CORES, SPECS, request, work
@@ -52,15 +52,7 @@ def test_everything_in_a_pool_without_nodes_is_stuck_until_one_comes() -> None:
     )
 
 
-def test_stuck_work_has_a_reason() -> None:
-    dispatcher = leading("n")
-    submit(dispatcher, request("s", ALIEN))
-    pools = survey(dispatcher.cluster).pools
-    assert why_stuck(ALIEN, pools) == (
-        "no node of class 'cpu' offers run with gpus=1 now; it waits for one until its budget ends"
-    )
-    assert why_stuck(work(), pools) == ""
-    assert why_stuck(work("gpus@cpu", {"gpus": 2}), pools) == ""
+def test_what_is_lacking_is_named() -> None:
     assert lacking("noop", {}, "slots@default") == "no node of class 'default' offers noop"
 
 

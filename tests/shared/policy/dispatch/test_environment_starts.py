@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.cpu_manager.kinds import STARTS
-from shared.policy.dispatch.backlog import survey, why_it_waits_to_begin
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import CreationReported, InventoryReported, PlacementRestored
 from shared.policy.model.formulation import Command, EnvironmentNeed, Grant, Request
@@ -84,10 +83,11 @@ def test_the_next_begins_as_soon_as_one_exists_although_its_first_action_still_r
 def test_an_action_that_waits_to_begin_has_a_reason() -> None:
     leader = leading(limited(cores=4, starts=1, memory=3))
     (first,) = granted(submit(leader, *(starting(f"a{n}", f"t{n}", n, memory=2) for n in range(3))))
-    work = leader.registry.actions["a2"].work
 
     def why() -> str:
-        return why_it_waits_to_begin(work, survey(leader.cluster).pools)
+        wait, text = leader.waiting_reasons().actions["a2", 0]
+        assert wait == "held up"
+        return text
 
     assert why() == (
         "it waits to begin its environment, with 2 in cores@cpu: "

@@ -1,0 +1,87 @@
+"""Reasons why actions wait for more than their turn: they are stuck, parked, or cannot begin their environment.
+
+O(pools + lanes + stuck actions + granted actions), plus O(`MOST_NAMED`). 1,000 stuck actions take 9 ms, 20,000 take
+75 ms on a busy machine; the leader spends at most 1/50 of its time on this and the backlog together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.backlog import stuck_actions, stuck_text, why_held_up
+from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.model.waiting import WaitingReason, WaitingReasons, begins_class, work_class
+from shared.policy.resources.pools import BEGINS
+
+MOST_NAMED = 1024
+"""Most actions whose reason is reported by name."""
+MOST_CLASSES = 1024
+"""Most classes of work whose reason is reported, if more actions than `MOST_NAMED` wait."""
+
+Named = tuple[ActionState, WaitingReason]
+
+
+def waiting_reasons(cluster: ClusterState) -> WaitingReasons:
+    """Return the present reasons: first of stuck actions, then of parked ones, then of those that begin environments.
+
+    Beyond `MOST_NAMED` actions, the reasons of stuck ones and of those that begin environments are found by class.
+    """
+    found = chain(_stuck(cluster), _parked(cluster), _held_up(cluster))
+    actions: dict[tuple[str, int], WaitingReason] = {}
+    for action, reason in found:
+        if len(actions) == MOST_NAMED:
+            return WaitingReasons(actions, _classes(cluster))
+        actions.setdefault((action.request.id, action.stage), reason)
+    return WaitingReasons(actions)
+
+
+def _stuck(cluster: ClusterState) -> Iterator[Named]:
+    for action in stuck_actions(cluster):
+        yield action, WaitingReason("stuck", stuck_text(cluster, action))
+
+
+def _parked(cluster: ClusterState) -> Iterator[Named]:
+    for granted in cluster.granted.values():
+        for action in granted.values():
+            if action.state == "parked":
+                yield action, WaitingReason("parked", "it is parked and waits for something outside the mesh")
+            elif action.state == "resuming":
+                yield action, WaitingReason("resuming", f"it was parked and waits for {action.work.pool} to continue")
+
+
+def _held_up(cluster: ClusterState) -> Iterator[Named]:
+    for name, reason in _held_up_pools(cluster):
+        lane = cluster.queues.pools[name].lanes[BEGINS]
+        for action_id in chain(lane.queue, lane.behind, lane.postponed):
+            yield cluster.queues.queued[action_id], reason
+
+
+def _held_up_pools(cluster: ClusterState) -> Iterator[tuple[str, WaitingReason]]:
+    for pool in cluster.queues.pools.values():
+        if why := why_held_up(cluster, pool):
+            begins = pool.lanes[BEGINS].waiting
+            yield (
+                pool.name,
+                WaitingReason("held up", f"it waits to begin its environment, with {begins} in {pool.name}: {why}"),
+            )
+
+
+def _classes(cluster: ClusterState) -> dict[str, WaitingReason]:
+    """Reasons by class. Pools whose next environment is held up come first: they are few."""
+    classes = {begins_class(name): reason for name, reason in islice(_held_up_pools(cluster), MOST_CLASSES)}
+    for action in stuck_actions(cluster):
+        if len(classes) == MOST_CLASSES:
+            break
+        name = _class_of(action)
+        if name not in classes:
+            classes[name] = WaitingReason("stuck", stuck_text(cluster, action))
+    return classes
+
+
+def _class_of(action: ActionState) -> str:
+    work, need = action.work, action.request.need
+    if need is None:
+        return work_class(work.pool, work.kind, work.units, work.quotas)
+    return work_class(work.pool, work.kind, work.units, work.quotas, need.kind, need.units)

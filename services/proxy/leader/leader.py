@@ -19,6 +19,7 @@ from services.proxy.leader.nodes import NodeRegistry
 from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.requests import to_end, to_granted, to_parking, to_request, unschedulable
 from services.proxy.leader.unanswered import Unanswered
+from services.proxy.leader.wakeup import Wakeup
 from services.proxy.metrics import ACT, ANSWERED, USED
 from services.proxy.records.answering import compose, is_masked, observe_queueing, reports, usage_of
 from services.proxy.records.failures import MOST_REASON
@@ -87,16 +88,17 @@ class Leader:
         self.reasons: dict[str, str] = {}
         """Pool -> reason of its target."""
         self.unanswered: dict[str, Unanswered] = {}
+        self.wakeup = Wakeup(clock)
         self._parkings = 0
         """Serial of the newest message that parks or resumes."""
         self._ticked = 0.0
-        self._read = 0.0
+        self.last_read = 0.0
 
     # ---- stimuli -----------------------------------------------------------------------------------------------
 
     async def run(self, tail: Tail) -> None:
         """Lead until the tail is stopped or another leader has taken over."""
-        self._read = self._clock.unix()
+        self.last_read = self._clock.unix()
         arrivals = Arrivals(self._owner)
         async for entries in tail.batches(blocks=lambda: not arrivals):
             if self._interpreter.deposed:
@@ -136,8 +138,12 @@ class Leader:
         self._submit(now, submitted)
         self._finish(now, finished)
         if now - self._ticked >= 0.2:
-            self._ticked = now
-            self._handle(now, stimuli.TickPassed())
+            self.tick(now)
+
+    def tick(self, now: float) -> None:
+        """Handle what is due by time."""
+        self._ticked = now
+        self._handle(now, stimuli.TickPassed())
 
     def _submit(self, now: float, entries: list[Entry[ActionSubmitted]]) -> None:
         fresh = [entry for entry in entries if entry.message.action not in self.unanswered]
@@ -207,10 +213,10 @@ class Leader:
     def _ignore_silence(self) -> None:
         """Ignore silence while Valkey was away: no node could send anything then."""
         now = self._clock.unix()
-        if now - self._read > 3.0:
-            _log.warning("silence_ignored", seconds=round(now - self._read, 1))
+        if now - self.last_read > 3.0:
+            _log.warning("silence_ignored", seconds=round(now - self.last_read, 1))
             self._handle(now, stimuli.SilenceIgnored())
-        self._read = now
+        self.last_read = now
 
     # ---- commands ----------------------------------------------------------------------------------------------
 
@@ -224,6 +230,7 @@ class Leader:
             _log.exception("dispatch_failed", stimuli=kinds, stimulus_log=str(path) if path is not None else "")
             raise
         self._do(commands)
+        self.wakeup.at(self.dispatcher.next_wake_s)
         if self._recorder is not None:
             self._recorder.record(now, given, commands)
 

@@ -103,6 +103,7 @@ class Leadership:
             EPOCH.set(epoch)
             tasks += [
                 asyncio.create_task(interpreter.run(), name="interpreter"),
+                asyncio.create_task(leader.wakeup.run(leader.tick, lambda: leader.last_read), name="wake-ups"),
                 asyncio.create_task(self._maintain(interpreter, leader, tail, weights), name="maintenance"),
                 asyncio.create_task(self._cancel_held(interpreter, leader), name="held calls"),
                 asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher, clock), name="backlog"),

@@ -177,7 +177,7 @@ async def test_no_route_depends_on_the_content_type_of_json(http: aiohttp.Client
     async with http.get("/openapi.json") as response:
         paths = (await response.json())["paths"]
     trajectory = (await open_trajectory(http)).rpartition("/")[2]
-    known = {"task": "known", "batch": "b", "tenant": "default", "trajectory": trajectory}
+    known = {"task": "known", "batch": "b", "tenant": "default", "trajectory": trajectory, "id": "unknown"}
     taking = [
         (method.upper(), path.format(**known))
         for path, operations in paths.items()

@@ -106,6 +106,7 @@ class Leader:
             self._ignore_silence()
             arrivals.put(entries)
             self.take(arrivals.take())
+            self.behind = bool(arrivals)
 
     def _owner(self, action: str) -> ActionOwner:
         kept = self.unanswered.get(action)

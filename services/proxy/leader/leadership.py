@@ -187,7 +187,7 @@ class Leadership:
 
     async def _sweep(self, leader: Leader, tail: Tail) -> None:
         last = int(tail.last(OUTCOMES).partition("-")[0])
-        if last:
+        if last and not leader.behind:  # else a successor may need what was read and not handled
             oldest = round(last - TRIM_BEHIND_S * 1000)
             await streams.trim_before(self._redis, OUTCOMES, oldest)
         for trajectory in await trajectories.expire_trajectories(self._redis, self.epoch):

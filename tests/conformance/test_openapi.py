@@ -110,6 +110,10 @@ ROUTES = [
     ("GET", "/v1/actions/{id}", None),
     ("DELETE", "/v1/actions/{id}", None),
     ("POST", "/v1/actions/{id}/park", {}),
+    ("GET", "/v1/tenants", None),
+    ("GET", "/v1/tenants/{tenant}", None),
+    ("PUT", "/v1/tenants/{tenant}", {"weight": 2.0}),
+    ("DELETE", "/v1/tenants/{tenant}", None),
     ("POST", "/v1/actions/{id}/resume", None),
     ("POST", "/v1/trajectories", {}),
     ("GET", "/v1/trajectories", None),
@@ -131,7 +135,7 @@ ROUTES = [
 
 
 async def test_while_valkey_is_away_every_route_answers_retry_after(stack_home: Path) -> None:
-    names = {"task": "known", "batch": "b0", "id": "a" * 12, "trajectory": "t" + "0" * 16}
+    names = {"task": "known", "batch": "b0", "id": "a" * 12, "trajectory": "t" + "0" * 16, "tenant": "ada"}
     with running_valkey(stack_home) as url, running_service("proxy", url, PROXY_SUBMIT_RETRY_S="0.2") as proxy:
         await until(lambda: is_ready(proxy))
         with redis.Redis.from_url(url) as client:

@@ -93,6 +93,8 @@ class Leader:
         """Serial of the newest message that parks or resumes."""
         self._ticked = 0.0
         self.last_read = 0.0
+        self.behind = False
+        """Entries that were read wait to be handled."""
 
     # ---- stimuli -----------------------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
 
 def stuck_text(cluster: ClusterState, action: ActionState) -> str:
     """Reason why a stuck action cannot run at present: quotas cannot give what it needs, or no node can."""
-    if reason := cluster.quotas.lacks(action.work.quotas):
+    if reason := cluster.quotas.why_never(action.work.quotas):
         return f"{reason}; it waits until its budget ends"
     lacks = lacking(_kind(action.work, _begun(action)), action.needs, action.work.pool)
     return f"{lacks} now; it waits for one until its budget ends"

@@ -30,7 +30,10 @@ BEGINS_WORK: dict[str, Json] = {
 }
 """Bodies of the routes that begin work; that of an upload is `form`."""
 BEGINS_NONE = {
+    "/v1/actions/{id}/park",
+    "/v1/actions/{id}/resume",
     "/v1/tasks/{task}",
+    "/v1/tenants/{tenant}",
     "/v1/batches/{batch}/progress",
     "/v1/batches/{batch}/seal",
     f"{SWEREX}/close",

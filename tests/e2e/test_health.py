@@ -33,6 +33,8 @@ TASK = {"stages": [{"name": "tests", "kind": "noop", "units": {"cores": 1}}], "b
 READS = [
     "/v1/tasks",
     "/v1/tasks/known",
+    "/v1/tenants",
+    "/v1/tenants/known",
     "/v1/batches",
     "/v1/batches/{batch}",
     "/v1/batches/{batch}/results",

@@ -24,12 +24,22 @@ TASK = {"stages": [{"name": "tests", "kind": "noop"}]}
 LATE_S = 120
 """Every wait ends long before."""
 OTHERS: dict[str, Json] = {
+    "/v1/actions/{id}/park": {},
+    "/v1/actions/{id}/resume": {},
     "/v1/tasks/{task}": TASK,
+    "/v1/tenants/{tenant}": {"weight": 2.0},
     "/v1/batches/{batch}/progress": {"generating": 1},
     "/v1/batches/{batch}/seal": {},
     "/v1/trajectories/{trajectory}/swerex/close": {},
 }
-DELETED = ("/v1/tasks/{task}", "/v1/batches/{batch}", "/v1/actions/{action}", "/v1/trajectories/{trajectory}")
+PUT = ("/v1/tasks/{task}", "/v1/tenants/{tenant}")
+DELETED = (
+    "/v1/tasks/{task}",
+    "/v1/tenants/{tenant}",
+    "/v1/batches/{batch}",
+    "/v1/actions/{action}",
+    "/v1/trajectories/{trajectory}",
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +87,13 @@ async def opened(http: aiohttp.ClientSession, name: str) -> dict[str, str]:
     trajectory = await post("/v1/trajectories", {"environment": {"memory_mb": 64}})
     shell = {"session_type": "bash", "session": "default"}
     await post(f"/v1/trajectories/{trajectory}/swerex/create_session", shell)
+    action = await post("/v1/actions", {"kind": "noop"})
     return {
         "tenant": "default",
         "task": name,
         "batch": await post(f"/v1/tasks/{name}/batches", {}),
-        "action": await post("/v1/actions", {"kind": "noop"}),
+        "action": action,
+        "id": action,
         "trajectory": trajectory,
     }
 
@@ -106,7 +118,7 @@ async def test_calls_end_with_503_and_retry_after(http: aiohttp.ClientSession, s
 
     with silent(store):
         calls = [ends_so("POST", path, body) for path, body in BEGINS_WORK.items()]
-        calls += [ends_so("PUT" if path == "/v1/tasks/{task}" else "POST", path, body) for path, body in OTHERS.items()]
+        calls += [ends_so("PUT" if path in PUT else "POST", path, body) for path, body in OTHERS.items()]
         calls += [ends_so("DELETE", path, {}) for path in DELETED]
         await asyncio.gather(*calls)
 

@@ -217,7 +217,8 @@ async def test_an_archived_answer_outside_batches_is_given_again_and_never_made_
 
     async def gone() -> bool:
         with redis.Redis.from_url(stack.redis_url) as client:
-            return bool(client.hget(f"action:{first['id']}", "m")) and not client.hexists(f"action:{first['id']}", "a")
+            kept = client.hgetall(f"action:{first['id']}")
+            return bool(kept.get(b"archived")) and b"answer" not in kept
 
     await soon(gone, within_s=60)
     for _ in range(2):

@@ -51,7 +51,7 @@ async def submit(redis: Redis, action: str, batch: str, payload: bytes) -> None:
 async def append_without_envelope(redis: Redis, action: str, batch: str, index: int, payload: bytes) -> None:
     """Write an entry of a release before the envelope: counted in its batch, with message and index."""
     entry = await command(redis, "XADD", "actions", "*", "m", payload, "i", index)
-    await command(redis, "HSET", f"action:{action}", "d", "d", "e", entry, "b", batch)
+    await command(redis, "HSET", f"action:{action}", "digest", "d", "entry", entry, "batch", batch)
     await command(redis, "HINCRBY", f"batch:{batch}", "submitted", 1)
 
 

@@ -30,6 +30,7 @@ _TAGS = {
     "trajectories": "Environments that continue between actions.",
     "swe-rex": "Trajectories for SWE-ReX's client.",
     "sandbox fusion": "Programs for SandboxFusion's clients.",
+    "tenants": "Weights of tenants.",
     "mesh": "Nodes, pools, plans and health.",
     "service": "Probes and metrics.",
 }

@@ -39,6 +39,8 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         "a program": {"kind": "code.run", "params": {"code": "print(6 * 7)"}, "units": {"cores": [1, 4]}},
         "nothing": {"kind": "noop"},
     },
+    "park_action": {"a model call": {"reason": "waits for a model call"}},
+    "put_tenant": {"twice the share": {"weight": 2.0}},
     "post_reward": {"one sample": {"task": "humaneval", **_REWARD}},
     "post_rewards": {"one line": '{"params": {"code": "def f(): return 1", "tests": "assert f() == 1"}}\n'},
     "post_trajectory": {"a local environment": {"environment": {"memory_mb": 256}, "group": "issue-12"}},

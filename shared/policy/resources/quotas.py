@@ -2,8 +2,8 @@
 
 A quota has limits of concurrency (held from the grant until the end of the attempt is reported, like units; an orphan
 keeps them) and rates (taken at the grant and refilled by time). All limits of a quota hold at once. Laws:
-  - amounts held never exceed a concurrency limit, unless the limit was lowered; then nothing is granted until enough
-    attempts have ended;
+  - no grant lets the amounts held exceed a concurrency limit. They exceed it after the limit was lowered, or if a node
+    that counted as lost comes back with its attempts; then nothing is granted until enough attempts have ended;
   - in every window of w seconds a rate gives at most burst + limit * w / period, and one without a period gives at most
     its limit, ever. An attempt that is known not to have begun does not count;
   - a hold is taken from all its quotas or from none, and settled once.

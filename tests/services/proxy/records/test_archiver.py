@@ -151,11 +151,12 @@ async def test_young_answers_stay_until_they_are_old_or_memory_fills(driver: Arc
     assert await old.archive_due() == 0
 
     old = driver.another(settings=ProxySettings.model_validate({"archive_after_s": 3600, "archive_fill": 1e-9}))
+    _, bound = await command(driver.redis, "CONFIG", "GET", "maxmemory")
     await command(driver.redis, "CONFIG", "SET", "maxmemory", "1gb")
     try:
         assert await old.archive_due() == 2
     finally:
-        await command(driver.redis, "CONFIG", "SET", "maxmemory", "0")
+        await command(driver.redis, "CONFIG", "SET", "maxmemory", bound)
 
 
 async def test_a_crash_between_copy_and_deletion_shows_each_result_once(driver: ArchiverDriver) -> None:

@@ -49,7 +49,7 @@ class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):
     """Stop it only if it has not begun. Then the status is `lost`, because no caller has cancelled it."""
 
 
-class ParkAsked(Message, frozen=True, kw_only=True, tag="park-asked.v1"):
+class AttemptParkRequested(Message, frozen=True, kw_only=True, tag="attempt-park-requested.v1"):
     """Freeze this attempt and free its units. The answer is a `Parked`, or the end of the attempt."""
 
     action: str
@@ -59,14 +59,14 @@ class ParkAsked(Message, frozen=True, kw_only=True, tag="park-asked.v1"):
     """Orders the messages about parking of one epoch; a repeated one is ignored."""
 
 
-class Resumed(Message, frozen=True, kw_only=True, tag="resumed.v1"):
+class AttemptResumed(Message, frozen=True, kw_only=True, tag="attempt-resumed.v1"):
     """Continue this parked attempt on the units of its grant. Other cores than before may be assigned."""
 
     action: str
     epoch: int
     attempt: int
     serial: int
-    """As in `ParkAsked`."""
+    """As in `AttemptParkRequested`."""
 
 
 class InventoryRequested(Message, frozen=True, kw_only=True, tag="inventory-requested.v1"):
@@ -97,7 +97,16 @@ class ImageRequested(Message, frozen=True, kw_only=True, tag="image-requested.v1
     image: str
 
 
-Grant = Granted | Revoked | ParkAsked | Resumed | InventoryRequested | ShareSet | EnvironmentClosed | ImageRequested
+Grant = (
+    Granted
+    | Revoked
+    | AttemptParkRequested
+    | AttemptResumed
+    | InventoryRequested
+    | ShareSet
+    | EnvironmentClosed
+    | ImageRequested
+)
 
 
 def grants_topic(node: str, incarnation: str) -> Topic[Grant]:

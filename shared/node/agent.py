@@ -14,13 +14,13 @@ from shared.bus.nodes import publish_bye, publish_heartbeat, publish_hello
 from shared.bus.streams import trim_through
 from shared.bus.tail import Tail
 from shared.messages.grants import (
+    AttemptParkRequested,
+    AttemptResumed,
     EnvironmentClosed,
     Grant,
     Granted,
     ImageRequested,
     InventoryRequested,
-    ParkAsked,
-    Resumed,
     Revoked,
     ShareSet,
     grants_topic,
@@ -173,9 +173,9 @@ class NodeAgent:
                 self.attempts.accept(message)
             case Revoked():
                 self.attempts.revoke(message.action, message.attempt, recall=message.recall)
-            case ParkAsked():
+            case AttemptParkRequested():
                 self.attempts.park(message)
-            case Resumed():
+            case AttemptResumed():
                 self.attempts.resume(message)
             case ShareSet():
                 if message.resource in self.resources:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shared.messages.grants import Granted, ParkAsked, Resumed
+from shared.messages.grants import AttemptParkRequested, AttemptResumed, Granted
 from shared.messages.outcomes import RECALLED, EnvironmentHeld, Finished, GrantHeld, Parked, Started
 from shared.node.executor import Environments, Executor, Parking
 from shared.node.identity import NodeIdentity
@@ -150,13 +150,13 @@ class Attempts:
         if running is not None and not recall:
             cancel_once(running.task)
 
-    def park(self, asked: ParkAsked) -> None:
+    def park(self, asked: AttemptParkRequested) -> None:
         """Park an attempt if it runs."""
         running = self._running.get((asked.action, asked.attempt))
         if running is not None:
             self._parked.park(running, asked)
 
-    def resume(self, asked: Resumed) -> None:
+    def resume(self, asked: AttemptResumed) -> None:
         """Continue an attempt if it is parked."""
         running = self._running.get((asked.action, asked.attempt))
         if running is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from shared.messages.grants import ParkAsked, Resumed
+from shared.messages.grants import AttemptParkRequested, AttemptResumed
 from shared.messages.outcomes import Parked
 from shared.node.executor import Parking
 from shared.node.resource_usage import ResourceUsage
@@ -40,7 +40,7 @@ class ParkedAttempts:
     _waiting: dict[str, RunningAttempt] = field(default_factory=dict)
     """Action -> its attempt that waits for its units; in order of arrival."""
 
-    def park(self, running: RunningAttempt, asked: ParkAsked) -> None:
+    def park(self, running: RunningAttempt, asked: AttemptParkRequested) -> None:
         """Begin to park an attempt. `Parked` is reported when it is frozen, and not if it ends before."""
         if self.executor is None:
             _log.warning("not_parked", action=asked.action, reason="this manager parks nothing")
@@ -66,7 +66,7 @@ class ParkedAttempts:
         self.report(Parked(action=grant.action, node=self.node, epoch=grant.epoch, attempt=grant.attempt))
         self.freed(now)
 
-    def resume(self, running: RunningAttempt, asked: Resumed) -> None:
+    def resume(self, running: RunningAttempt, asked: AttemptResumed) -> None:
         """Continue a parked attempt as soon as its units are free."""
         if _is_newer(running, asked) and running.state == "parked":
             running.state = "resuming"
@@ -97,7 +97,7 @@ class ParkedAttempts:
             parking.cancel()
 
 
-def _is_newer(running: RunningAttempt, asked: ParkAsked | Resumed) -> bool:
+def _is_newer(running: RunningAttempt, asked: AttemptParkRequested | AttemptResumed) -> bool:
     order = (asked.epoch, asked.serial)
     if order <= running.order:
         return False

@@ -194,7 +194,7 @@ class Leadership:
             _log.warning("trajectory_expired", trajectory=trajectory)
         for node in await expire_hellos(self._redis, self.epoch):
             leader.nodes.forget(node)
-            _log.warning("silent_node_forgotten", node=node)
+            _log.warning("silent_node_hello_deleted", node=node)
         now = (await ValkeyClock.measure(self._redis)).unix()
         for batch in await batches.open_batches(self._redis):
             found = await batches.read_activity(self._redis, batch)

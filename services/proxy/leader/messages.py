@@ -47,14 +47,14 @@ def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
         case EnvironmentCreated() as one:
             yield stimuli.CreationReported(one.node, one.incarnation, one.trajectory)
         case EnvironmentEnded() as one:
-            yield stimuli.EnvironmentGone(one.node, one.incarnation, one.trajectory, one.ended, one.reason)
+            yield stimuli.EnvironmentEndReported(one.node, one.incarnation, one.trajectory, one.ended, one.reason)
         case InventoryTaken() as one:
             yield stimuli.ImagesReported(one.node, one.incarnation, tuple(one.images))
             yield to_inventory(one)
         case TargetSet() as one:
             yield stimuli.TargetReceived(one.pool, one.units)
         case BatchEnded() as one:
-            yield stimuli.BatchOver(one.batch)
+            yield stimuli.BatchEnded(one.batch)
         case CompletionExpected() as one:
             yield stimuli.EstimateReceived(one.batch, one.at)
         case QuotaChanged() as one:
@@ -88,13 +88,13 @@ def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
     return stimuli.InventoryReported(taken.node, taken.incarnation, held, environments)
 
 
-def to_foreseen(expected: EnvironmentsExpected) -> Iterator[stimuli.ImagesForeseen]:
+def to_foreseen(expected: EnvironmentsExpected) -> Iterator[stimuli.ImagesExpected]:
     """Convert a hint: its images that may have to be pulled, for each runtime."""
     kinds, images = all_kinds(), tuple(familiar(image) for image in expected.images if image != LOCAL)
     for runtime in kinds.runtimes:
         if runtime.images and images:
             units = lasting(kinds.resources, runtime.units(expected))
-            yield stimuli.ImagesForeseen(images, expected.node_class, runtime.kind, units)
+            yield stimuli.ImagesExpected(images, expected.node_class, runtime.kind, units)
 
 
 def to_message(epoch: Epoch, command: Revoke | AskInventory | SetShare | CloseEnvironment | PullImage) -> GrantMessage:

@@ -9,7 +9,7 @@ from shared.api.images import familiar
 from shared.bus.tail import Entry
 from shared.kinds.registry import all_kinds
 from shared.messages.actions import ActionSubmitted, StageWork
-from shared.messages.grants import Granted, ParkAsked, Resumed
+from shared.messages.grants import AttemptParkRequested, AttemptResumed, Granted
 from shared.messages.outcomes import Finished
 from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity
 from shared.policy.model.formulation import EnvironmentNeed, Grant, Park, Request, Resume, Work
@@ -167,10 +167,10 @@ def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Grante
     )
 
 
-def to_parking(epoch: Epoch, serial: int, command: Park | Resume) -> ParkAsked | Resumed:
+def to_parking(epoch: Epoch, serial: int, command: Park | Resume) -> AttemptParkRequested | AttemptResumed:
     """Compose the message that parks or resumes an attempt, and count it."""
     if isinstance(command, Park):
         PARKED.inc()
-        return ParkAsked(action=command.action, epoch=epoch, attempt=command.attempt, serial=serial)
+        return AttemptParkRequested(action=command.action, epoch=epoch, attempt=command.attempt, serial=serial)
     RESUMED.inc()
-    return Resumed(action=command.action, epoch=epoch, attempt=command.attempt, serial=serial)
+    return AttemptResumed(action=command.action, epoch=epoch, attempt=command.attempt, serial=serial)

@@ -25,5 +25,5 @@ class TenantWeights:
         if changes != self._changes:
             weights = await tenants.read_weights(self._redis)
             leader.restore(WeightsReceived(weights))
-            _log.info("tenants_weighed", tenants=len(weights))
+            _log.info("tenant_weights_read", tenants=len(weights))
             self._changes = changes

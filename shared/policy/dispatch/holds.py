@@ -15,7 +15,7 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.nodes import Nodes
 from shared.policy.model.formulation import Advance, AnswerAction, ChangeHolds, Command
 from shared.policy.model.quotas import QuotaHold, Settled, hold_key
-from shared.policy.model.reports import HeldGrant, HeldGrants, holds
+from shared.policy.model.reports import HeldGrant, HeldGrants, is_listed
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.quotas import Quotas
 
@@ -55,7 +55,7 @@ class AttemptHolds:
     def reconcile(self, node: Node, held: HeldGrants, asked: int) -> None:
         """Settle the holds of attempts that a node's inventory should list and does not."""
         for hold in self.quotas.on_node(node.name):
-            listed = holds(held, hold.action, hold.stage, hold.attempt)
+            listed = is_listed(held, hold.action, hold.stage, hold.attempt)
             if hold.serial <= asked and not listed and not self._lives(hold, node):
                 self.quotas.settle(hold.key)
 

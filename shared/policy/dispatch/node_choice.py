@@ -248,6 +248,6 @@ class _ReservationKey:
         entries = ranking.entries
         at = bisect_right(entries, ((-math.inf, math.inf), ""))
         while at < len(entries) and entries[at][0][0] <= now:
-            (_, lacks), name = entries[at]
-            ranking.put(name, (-math.inf, lacks))
+            (_, load), name = entries[at]
+            ranking.put(name, (-math.inf, load))
             at += 1

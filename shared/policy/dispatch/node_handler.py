@@ -16,7 +16,7 @@ from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.parking import ParkingHandler
 from shared.policy.dispatch.placement import place_pull
 from shared.policy.model.formulation import AskInventory, Command, PullImage, Revoke
-from shared.policy.model.reports import HeldGrants, holds
+from shared.policy.model.reports import HeldGrants, is_listed
 from shared.policy.resources.ledger import Node
 
 
@@ -93,11 +93,11 @@ class NodeHandler:
         """Give up the attempts and orphans that the node should hold and does not."""
         commands: list[Command] = []
         for action in list(self.cluster.granted.get(node.name, {}).values()):
-            if action.serial <= asked and not holds(held, action.request.id, action.stage, action.attempt):
+            if action.serial <= asked and not is_listed(held, action.request.id, action.stage, action.attempt):
                 self.cluster.release(action)
                 commands += self.attempts.lost(now, action, "node-lost", f"{node.name} no longer has it")
         for action_id, orphan in node.orphans_until(asked):
-            if not holds(held, action_id, orphan.stage, orphan.attempt):
+            if not is_listed(held, action_id, orphan.stage, orphan.attempt):
                 self.cluster.holds.orphan_ended(node, action_id, orphan.stage, orphan.attempt)
         if self.cluster.quotas.holds:
             self.cluster.holds.reconcile(node, held, asked)
@@ -114,7 +114,7 @@ class NodeHandler:
     def pull(
         self, now: float, images: Iterable[str], node_class: str, kind: str, units: Mapping[str, int]
     ) -> list[Command]:
-        """Choose a node to pull each expected image that is missing; see `stimuli.ImagesForeseen`."""
+        """Choose a node to pull each expected image that is missing; see `stimuli.ImagesExpected`."""
         nodes = [node for node in self.cluster.nodes.by_name() if node_class in ("", node.node_class)]
         pulls = [(place_pull(nodes, image, kind, units, now), image) for image in images]
         return [PullImage(node.name, image) for node, image in pulls if node is not None]

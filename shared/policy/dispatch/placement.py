@@ -68,9 +68,9 @@ def reservation(cluster: ClusterState, nodes: list[Node], head: ActionState, now
     for node in nodes:
         if node.ready and head.could_run_on(node):
             until_s = units_free_at(cluster, node, needed, now)
-            lacks = 0.0 if need is None else load_of(node, need)
-            if (until_s, lacks) < key:
-                best, key = node, (until_s, lacks)
+            load = 0.0 if need is None else load_of(node, need)
+            if (until_s, load) < key:
+                best, key = node, (until_s, load)
     return key[0], best
 
 

@@ -150,7 +150,7 @@ class CreationReported:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentGone:
+class EnvironmentEndReported:
     """A node reports the end of an environment, after the outcomes of its actions."""
 
     node: str
@@ -161,7 +161,7 @@ class EnvironmentGone:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagesForeseen:
+class ImagesExpected:
     """Hint: one environment of each image is expected. Missing images are pulled to its predicted node."""
 
     images: tuple[str, ...]
@@ -284,7 +284,7 @@ class FirstArrivalRestored:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchOver:
+class BatchEnded:
     """A batch has ended: its estimate is removed."""
 
     batch: str
@@ -311,8 +311,8 @@ Stimulus = (
     | ResumeRequested
     | TrajectoryClosed
     | CreationReported
-    | EnvironmentGone
-    | ImagesForeseen
+    | EnvironmentEndReported
+    | ImagesExpected
     | NodeJoined
     | NodeSeen
     | NodeLost
@@ -324,6 +324,6 @@ Stimulus = (
     | PlannerChecked
     | WeightsReceived
     | EstimateReceived
-    | BatchOver
+    | BatchEnded
     | TickPassed
 )

@@ -26,7 +26,7 @@ from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.model.formulation import Command
 from shared.policy.resources.ledger import Node
-from shared.policy.resources.quotas import Taken
+from shared.policy.resources.quotas import Level
 from shared.policy.resources.resource import Specs
 
 Handler = Callable[[float, Any], list[Command] | None]
@@ -72,8 +72,8 @@ class StimulusHandlers:
             stimuli.TrajectoryRestored: self._trajectory_restored,
             stimuli.PlacementRestored: self._placement_restored,
             stimuli.CreationReported: self._creation_reported,
-            stimuli.EnvironmentGone: self._environment_gone,
-            stimuli.ImagesForeseen: self._images_foreseen,
+            stimuli.EnvironmentEndReported: self._environment_end_reported,
+            stimuli.ImagesExpected: self._images_expected,
             stimuli.NodeJoined: self._node_joined,
             stimuli.NodeSeen: self._node_seen,
             stimuli.NodeLost: self._node_lost,
@@ -88,7 +88,7 @@ class StimulusHandlers:
             stimuli.WeightsReceived: self._weights_received,
             stimuli.EstimateReceived: self._estimate_received,
             stimuli.FirstArrivalRestored: self._first_arrival_restored,
-            stimuli.BatchOver: self._batch_over,
+            stimuli.BatchEnded: self._batch_ended,
             stimuli.TickPassed: self._tick_passed,
         }
 
@@ -177,7 +177,7 @@ class StimulusHandlers:
         known = self.cluster.nodes.incarnation(one.node, one.incarnation)
         return [] if known is not None and self.cluster.environments.created(one.trajectory, one.node) else None
 
-    def _environment_gone(self, now: float, one: stimuli.EnvironmentGone) -> list[Command] | None:
+    def _environment_end_reported(self, now: float, one: stimuli.EnvironmentEndReported) -> list[Command] | None:
         environments, known = self.cluster.environments, self.cluster.nodes.incarnation(one.node, one.incarnation)
         if known is None or environments.remove_orphan(one.node, one.trajectory):
             return []
@@ -186,7 +186,7 @@ class StimulusHandlers:
             return None
         return self._environments.end(now, one.trajectory, one.ended, one.reason)
 
-    def _images_foreseen(self, now: float, hint: stimuli.ImagesForeseen) -> list[Command] | None:
+    def _images_expected(self, now: float, hint: stimuli.ImagesExpected) -> list[Command] | None:
         return self._nodes.pull(now, hint.images, hint.node_class, hint.kind, hint.units) or None
 
     # ---- nodes -------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class StimulusHandlers:
             self.cluster.quotas.restore(known.hold._replace(serial=0), now)
 
     def _level_restored(self, _: float, known: LevelRestored) -> None:
-        self.cluster.quotas.restore_level(known.quota, known.period_s, Taken(known.used, known.at_s))
+        self.cluster.quotas.restore_level(known.quota, known.period_s, Level(known.used, known.at_s))
 
     # ---- planner and time --------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class StimulusHandlers:
         batches = self.cluster.queues.batches
         batches.first_arrival(known.batch, known.first_s, list(known.stage_timeouts_s))
 
-    def _batch_over(self, _: float, one: stimuli.BatchOver) -> None:
+    def _batch_ended(self, _: float, one: stimuli.BatchEnded) -> None:
         self.cluster.queues.batches.ended(one.batch)
 
     def _tick_passed(self, now: float, _: stimuli.TickPassed) -> list[Command]:

@@ -44,7 +44,7 @@ HeldGrants = Mapping[str, HeldGrant]
 """Action -> what the node executes of it; complete."""
 
 
-def holds(held: HeldGrants, action: str, stage: int, attempt: int) -> bool:
+def is_listed(held: HeldGrants, action: str, stage: int, attempt: int) -> bool:
     """Return whether this attempt is among them."""
     holding = held.get(action)
     return holding is not None and (holding.stage, holding.attempt) == (stage, attempt)

@@ -25,7 +25,7 @@ ROUNDING: Final = 1e-9
 """Relative excess of a limit that counts as rounding."""
 
 
-class Taken(NamedTuple):
+class Level(NamedTuple):
     """Level of one rate."""
 
     used: float = 0.0
@@ -44,7 +44,7 @@ class Quotas:
     limits: dict[str, QuotaLimits] = field(default_factory=dict)
     holds: dict[str, QuotaHold] = field(default_factory=dict)
     """By `QuotaHold.key`."""
-    taken: dict[tuple[str, float | None], Taken] = field(default_factory=dict)
+    levels: dict[tuple[str, float | None], Level] = field(default_factory=dict)
     """(Quota, period of a rate) -> its level. Kept while the quota is unknown: its limits may come back."""
     used: dict[str, float] = field(default_factory=dict)
     """Quota -> amounts of its holds together."""
@@ -87,7 +87,7 @@ class Quotas:
 
     def missing(self, name: str, rate: Rate, now: float) -> float:
         """Amount that is missing from the full bucket of a rate."""
-        level = self.taken.get((name, rate.period_s))
+        level = self.levels.get((name, rate.period_s))
         return 0.0 if level is None else level.at(now, rate)
 
     # ---- decisions ---------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Quotas:
             if name not in head or limits is None:
                 continue
             for rate in limits.rates:
-                missing = Taken(self.missing(name, rate, now) + amount, now).at(until_s, rate)
+                missing = Level(self.missing(name, rate, now) + amount, now).at(until_s, rate)
                 if _exceeds(missing + head[name], rate.most):
                     return True
             if limits.concurrency and end_s > until_s:
@@ -173,9 +173,9 @@ class Quotas:
         self.restore(hold, end_s)
         for name, amount in hold.amounts.items():
             for rate in self._rates(name):
-                level = self.taken.get((name, rate.period_s), Taken())  # maybe of a clock that was ahead of this one
+                level = self.levels.get((name, rate.period_s), Level())  # maybe of a clock that was ahead of this one
                 missing = level.at(hold.at_s, rate)
-                self.taken[name, rate.period_s] = Taken(missing + amount, max(hold.at_s, level.at_s))
+                self.levels[name, rate.period_s] = Level(missing + amount, max(hold.at_s, level.at_s))
 
     def restore(self, hold: QuotaHold, end_s: float) -> None:
         """Add a hold of a former leader, whose rates were restored with `restore_level`."""
@@ -190,9 +190,9 @@ class Quotas:
         self.restore(hold, end_s)
         self.changes.append(hold)
 
-    def restore_level(self, name: str, period_s: float | None, level: Taken) -> None:
+    def restore_level(self, name: str, period_s: float | None, level: Level) -> None:
         """Restore the level of a rate from the store."""
-        self.taken[name, period_s] = level
+        self.levels[name, period_s] = level
 
     def settle(self, key: str, *, not_begun_s: float | None = None) -> None:
         """End a hold: its concurrency is free. No effect if it is not known (settled before).
@@ -222,11 +222,11 @@ class Quotas:
                     self._refund(name, rate, amount, hold.at_s)
 
     def _refund(self, name: str, rate: Rate, amount: float, now: float) -> None:
-        level = self.taken.get((name, rate.period_s))
+        level = self.levels.get((name, rate.period_s))
         if level is not None:
             now = max(now, level.at_s)
             self.refunded = self.refunded or not rate.per_s
-            self.taken[name, rate.period_s] = Taken(max(0.0, level.at(now, rate) - amount), now)
+            self.levels[name, rate.period_s] = Level(max(0.0, level.at(now, rate) - amount), now)
 
     def _remove(self, key: str) -> QuotaHold | None:
         hold = self.holds.pop(key, None)

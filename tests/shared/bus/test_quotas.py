@@ -13,7 +13,7 @@ from shared.bus.holds import Taking
 from shared.bus.quotas import change_holds, read_quotas, set_quota
 from shared.messages.quotas import QUOTA_CHANGES, QuotaChanged
 from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Settled
-from shared.policy.resources.quotas import Quotas, Taken
+from shared.policy.resources.quotas import Level, Quotas
 from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal, lead, resign
 
 LIMITS = {
@@ -31,7 +31,7 @@ async def restored(redis: Redis) -> Quotas:
     stored = await read_quotas(redis)
     quotas = Quotas(dict(stored.limits))
     for level in stored.levels:
-        quotas.restore_level(level.quota, level.period_s, Taken(level.used, level.at_s))
+        quotas.restore_level(level.quota, level.period_s, Level(level.used, level.at_s))
     for hold in stored.holds:
         quotas.restore(hold, hold.at_s)
     return quotas

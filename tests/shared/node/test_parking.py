@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages.grants import ParkAsked, Resumed
+from shared.messages.grants import AttemptParkRequested, AttemptResumed
 from shared.messages.outcomes import Finished, Parked
 from tests.shared.node.scripted import AttemptsUnderTest, grant, turns
 
 
-def park(action: str = "a", serial: int = 1, epoch: int = 1, attempt: int = 1) -> ParkAsked:
-    return ParkAsked(action=action, epoch=epoch, attempt=attempt, serial=serial)
+def park(action: str = "a", serial: int = 1, epoch: int = 1, attempt: int = 1) -> AttemptParkRequested:
+    return AttemptParkRequested(action=action, epoch=epoch, attempt=attempt, serial=serial)
 
 
-def resume(action: str = "a", serial: int = 2, epoch: int = 1, attempt: int = 1) -> Resumed:
-    return Resumed(action=action, epoch=epoch, attempt=attempt, serial=serial)
+def resume(action: str = "a", serial: int = 2, epoch: int = 1, attempt: int = 1) -> AttemptResumed:
+    return AttemptResumed(action=action, epoch=epoch, attempt=attempt, serial=serial)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import (
     AttemptsEnded,
-    EnvironmentGone,
+    EnvironmentEndReported,
     InventoryReported,
     NodeJoined,
     RequestsSubmitted,
@@ -212,7 +212,7 @@ class BusyCluster:
             elif isinstance(command, AnswerAction):
                 self._answered(self.requests.pop(command.action))
             elif isinstance(command, CloseEnvironment):
-                self._handle(EnvironmentGone(command.node, "1", command.trajectory, "closed", ""))
+                self._handle(EnvironmentEndReported(command.node, "1", command.trajectory, "closed", ""))
             elif isinstance(command, Revoke):
                 raise AssertionError(f"{command}: nothing here is revoked")
 

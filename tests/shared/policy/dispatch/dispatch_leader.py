@@ -10,7 +10,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import (
     ActionRestored,
     AttemptParked,
-    EnvironmentGone,
+    EnvironmentEndReported,
     InventoryReported,
     PlacementRestored,
     PlannerChecked,
@@ -88,7 +88,7 @@ class LeaderRecords(Records):
             if isinstance(entry, ParkReport):
                 yield ResumeRequested(entry.action) if entry.resuming else AttemptParked(entry.action, entry.attempt)
             elif isinstance(entry, EnvironmentEndReport):
-                yield EnvironmentGone(entry.node, entry.incarnation, entry.trajectory, entry.ended, "so be it")
+                yield EnvironmentEndReported(entry.node, entry.incarnation, entry.trajectory, entry.ended, "so be it")
             elif entry.epoch == self.epoch:
                 self.adopted += sum(one.parked for one in entry.held.values())
                 self.inventoried.setdefault(entry.node, set()).add(entry.incarnation)

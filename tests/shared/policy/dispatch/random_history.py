@@ -11,7 +11,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import (
     ActionCancelled,
     AttemptsEnded,
-    EnvironmentGone,
+    EnvironmentEndReported,
     InventoryReported,
     NodeJoined,
     NodeLost,
@@ -63,7 +63,7 @@ class History:
                 self._end(command.node, command.action, "lost" if command.recall else "cancelled", revoked=True)
             elif isinstance(command, CloseEnvironment):
                 incarnation = self.incarnations[command.node]
-                self.give(EnvironmentGone(command.node, incarnation, command.trajectory, "closed", "closed"))
+                self.give(EnvironmentEndReported(command.node, incarnation, command.trajectory, "closed", "closed"))
 
     def _start(self, node: str) -> None:
         for grant in self.held[node]:

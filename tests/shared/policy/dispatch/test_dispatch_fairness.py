@@ -12,7 +12,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import (
     ActionRestored,
-    EnvironmentGone,
+    EnvironmentEndReported,
     InventoryReported,
     NodeSeen,
     PlannerChecked,
@@ -96,7 +96,9 @@ def test_small_environments_do_not_overtake_a_large_one_forever() -> None:
         now = 3.0 + at
         end(dispatcher, now, one)
         dispatcher.handle(now, TrajectoryClosed(one.action))
-        started += granted(dispatcher, dispatcher.handle(now, EnvironmentGone("a", "1", one.action, "closed", "")))
+        started += granted(
+            dispatcher, dispatcher.handle(now, EnvironmentEndReported("a", "1", one.action, "closed", ""))
+        )
     assert [one.action for one in started] == ["large", "new"]
 
 

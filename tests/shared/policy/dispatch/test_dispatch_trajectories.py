@@ -9,7 +9,7 @@ import pytest
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import (
     ActionRestored,
-    EnvironmentGone,
+    EnvironmentEndReported,
     InventoryReported,
     NodeLost,
     NodeSeen,
@@ -126,7 +126,7 @@ def test_memory_is_held_until_the_node_reports_the_end_of_the_environment() -> N
     assert submit(dispatcher, act("r1", "t1", memory=5, seq=1)) == []
     closing = dispatcher.handle(2.0, TrajectoryClosed("t0"))
     assert closing == [CloseEnvironment("a", "t0")]
-    commands = dispatcher.handle(3.0, EnvironmentGone("a", "1", "t0", "closed", ""))
+    commands = dispatcher.handle(3.0, EnvironmentEndReported("a", "1", "t0", "closed", ""))
     assert grants(commands) == [("r1", "a", True)]
     assert ForgetTrajectory("t0", "closed", "the trajectory was closed") in commands
 
@@ -148,7 +148,7 @@ def test_closing_cancels_queued_actions_and_revokes_running_ones() -> None:
     assert answers(commands) == {"r1": "cancelled"}
     assert [type(one) for one in commands[1:]] == [Revoke, CloseEnvironment]
     assert answers(end(dispatcher, first, "cancelled")) == {"r0": "cancelled"}
-    dispatcher.handle(2.0, EnvironmentGone("a", "1", "t", "closed", ""))
+    dispatcher.handle(2.0, EnvironmentEndReported("a", "1", "t", "closed", ""))
     assert answers(submit(dispatcher, act("late", seq=2))) == {"late": "environment-lost"}
     assert dispatcher.cluster.nodes.present["a"].used == {"cores": 0, "memory_mb": 0}
 
@@ -174,7 +174,7 @@ def test_an_action_lost_in_an_environment_is_not_repeated_and_the_next_one_runs(
 def test_actions_that_wait_for_a_lost_environment_are_lost() -> None:
     dispatcher = leading(host("a"))
     (first,) = submit(dispatcher, act("r0"), act("r1", seq=1), act("r2", seq=2))
-    commands = dispatcher.handle(1.0, EnvironmentGone("a", "1", "t", "lost", "its container was killed"))
+    commands = dispatcher.handle(1.0, EnvironmentEndReported("a", "1", "t", "lost", "its container was killed"))
     assert answers(commands) == {"r1": "environment-lost", "r2": "environment-lost"}
     assert ForgetTrajectory("t", "lost", "its container was killed") in commands
     assert answers(end(dispatcher, first, "lost")) == {"r0": "environment-lost"}
@@ -213,7 +213,9 @@ def test_an_unknown_environment_is_closed_and_its_memory_taken_until_then() -> N
     commands = dispatcher.handle(0.0, InventoryReported("a", "1", {}, {"orphan": {"memory_mb": 15}}))
     assert commands == [CloseEnvironment("a", "orphan")]
     assert submit(dispatcher, act("r0")) == []
-    assert grants(dispatcher.handle(1.0, EnvironmentGone("a", "1", "orphan", "closed", ""))) == [("r0", "a", True)]
+    assert grants(dispatcher.handle(1.0, EnvironmentEndReported("a", "1", "orphan", "closed", ""))) == [
+        ("r0", "a", True)
+    ]
 
 
 def test_a_new_leader_continues_at_the_stored_placement() -> None:
@@ -276,7 +278,7 @@ def test_the_end_of_an_environment_does_not_depend_on_the_order_of_reports(first
         return dispatcher.handle(5.0, reported(cut))
 
     def end_of_environment() -> list[Command]:
-        return dispatcher.handle(5.0, EnvironmentGone("a", "1", "t", how, "why"))
+        return dispatcher.handle(5.0, EnvironmentEndReported("a", "1", "t", how, "why"))
 
     steps = [outcome, end_of_environment] if first == "outcome" else [end_of_environment, outcome]
     commands = [command for step in steps for command in step()]

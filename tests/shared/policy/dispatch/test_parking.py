@@ -16,7 +16,7 @@ from shared.policy.dispatch.stimuli import (
     AttemptParked,
     AttemptStarted,
     BatchCancelled,
-    EnvironmentGone,
+    EnvironmentEndReported,
     InventoryReported,
     NodeLost,
     NodeSeen,
@@ -223,7 +223,7 @@ def test_it_ends_with_its_environment(resuming: bool) -> None:
             dispatcher,
             3.0,
             reported(Ended("r0", "a", grant.attempt, 0, lost)),
-            EnvironmentGone("a", "1", "t", "lost", "it has ended"),
+            EnvironmentEndReported("a", "1", "t", "lost", "it has ended"),
         )
         if not isinstance(one, Grant)
     ][-2:]

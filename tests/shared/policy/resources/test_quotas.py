@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Settled
-from shared.policy.resources.quotas import Quotas, Taken
+from shared.policy.resources.quotas import Level, Quotas
 
 amounts = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.7])
 rates = st.builds(Rate, st.sampled_from([1.0, 2.0, 5.0]), st.none() | st.sampled_from([0.5, 1.0, 10.0]))
@@ -113,7 +113,7 @@ def test_a_quota_is_free_at_the_time_that_is_predicted_and_not_before(
 
 def test_a_clock_behind_that_of_the_former_leader_refills_nothing_twice() -> None:
     quotas, rate = Quotas({"a": QuotaLimits((), (Rate(10.0, 1.0),))}), Rate(10.0, 1.0)
-    quotas.restore_level("a", 1.0, Taken(9.0, 100.0))
+    quotas.restore_level("a", 1.0, Level(9.0, 100.0))
     quotas.take(QuotaHold("x", 0, 1, "n", "1", 99.9, {"a": 1.0}), 200.0)
     assert quotas.missing("a", rate, 100.0) == pytest.approx(10.0)
 
@@ -161,7 +161,7 @@ def test_a_refund_does_not_give_back_what_has_refilled_meanwhile() -> None:
     quotas.take(QuotaHold("s", 0, 1, "n", "1", 10.0, {"a": 10.0}), 11.0)
     quotas.settle("r/0/1", not_begun_s=10.0)
     assert not quotas.fits({"a": 1.0}, 10.0), "the bucket would have been full at 10 s without it, too"
-    assert quotas.taken["a", 10.0] == Taken(10.0, 10.0)
+    assert quotas.levels["a", 10.0] == Level(10.0, 10.0)
 
 
 def test_a_lowered_limit_takes_nothing_away() -> None:

@@ -11,7 +11,7 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.placement import place_environment, place_pull
 from shared.policy.dispatch.stimuli import (
-    ImagesForeseen,
+    ImagesExpected,
     ImagesReported,
     NodeSeen,
     TickPassed,
@@ -46,7 +46,7 @@ def beginning(image: str, memory: int = 10, cores: int = 1) -> ActionState:
 
 
 def expect(leader: Dispatcher, *images: str, now: float = 0.0, memory: int = 10) -> list[tuple[str, str]]:
-    commands = leader.handle(now, ImagesForeseen(tuple(images), "cpu", DOCKER, {MEMORY: memory}))
+    commands = leader.handle(now, ImagesExpected(tuple(images), "cpu", DOCKER, {MEMORY: memory}))
     return [(one.node, one.image) for one in commands if isinstance(one, PullImage)]
 
 
@@ -161,7 +161,7 @@ def test_an_unused_expectation_expires() -> None:
 def test_nodes_without_an_engine_or_of_another_class_do_not_pull() -> None:
     leader = leading(host("a"), replace(engine("b"), node_class="gpu"))
     assert expect(leader, "i:1") == []
-    commands = leader.handle(0.0, ImagesForeseen(("i:1",), "", DOCKER, {MEMORY: 10}))
+    commands = leader.handle(0.0, ImagesExpected(("i:1",), "", DOCKER, {MEMORY: 10}))
     assert commands == [PullImage("b", "i:1")]
 
 

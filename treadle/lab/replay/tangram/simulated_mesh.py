@@ -19,7 +19,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import (
     AttemptsEnded,
     AttemptStarted,
-    EnvironmentGone,
+    EnvironmentEndReported,
     InventoryReported,
     NodeJoined,
     NodeSeen,
@@ -181,7 +181,7 @@ class SimulatedMesh:
             if isinstance(command, Grant):
                 self._begin(now, command)
             elif isinstance(command, CloseEnvironment):
-                gone = EnvironmentGone(command.node, INCARNATION, command.trajectory, "closed", "")
+                gone = EnvironmentEndReported(command.node, INCARNATION, command.trajectory, "closed", "")
                 left += self.dispatcher.handle(now, gone)
             elif isinstance(command, AnswerAction) and command.ended != "ok":
                 raise SimulationError(f"{command.action} was answered {command.ended}: {command.reason}")

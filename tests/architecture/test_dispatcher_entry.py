@@ -57,8 +57,8 @@ def test_the_names_of_the_inside_are_those_of_the_dispatcher() -> None:
         ("leader.dispatcher.cluster.queues.batches.ended(name)", True),
         ("self._dispatcher.registry.actions.clear()", True),
         ("from shared.policy.dispatch.cluster_state import ClusterState", True),
-        ("from shared.policy.dispatch.stimuli import BatchEnded", False),
-        ("leader.dispatcher.handle(now, BatchEnded(name))", False),
+        ("from shared.policy.dispatch.stimuli import BatchEndReported", False),
+        ("leader.dispatcher.handle(now, BatchEndReported(name))", False),
         ("self.workload.cluster(nodes)", False),
     ],
 )

@@ -54,7 +54,7 @@ def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
         case TargetSet() as one:
             yield stimuli.TargetReceived(one.pool, one.units)
         case BatchEnded() as one:
-            yield stimuli.BatchEnded(one.batch)
+            yield stimuli.BatchEndReported(one.batch)
         case CompletionExpected() as one:
             yield stimuli.EstimateReceived(one.batch, one.at)
         case QuotaChanged() as one:

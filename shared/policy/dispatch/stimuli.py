@@ -284,7 +284,7 @@ class FirstArrivalRestored:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchEnded:
+class BatchEndReported:
     """A batch has ended: its estimate is removed."""
 
     batch: str
@@ -324,6 +324,6 @@ Stimulus = (
     | PlannerChecked
     | WeightsReceived
     | EstimateReceived
-    | BatchEnded
+    | BatchEndReported
     | TickPassed
 )

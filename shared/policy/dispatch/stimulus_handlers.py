@@ -88,7 +88,7 @@ class StimulusHandlers:
             stimuli.WeightsReceived: self._weights_received,
             stimuli.EstimateReceived: self._estimate_received,
             stimuli.FirstArrivalRestored: self._first_arrival_restored,
-            stimuli.BatchEnded: self._batch_ended,
+            stimuli.BatchEndReported: self._batch_ended,
             stimuli.TickPassed: self._tick_passed,
         }
 
@@ -257,7 +257,7 @@ class StimulusHandlers:
         batches = self.cluster.queues.batches
         batches.first_arrival(known.batch, known.first_s, list(known.stage_timeouts_s))
 
-    def _batch_ended(self, _: float, one: stimuli.BatchEnded) -> None:
+    def _batch_ended(self, _: float, one: stimuli.BatchEndReported) -> None:
         self.cluster.queues.batches.ended(one.batch)
 
     def _tick_passed(self, now: float, _: stimuli.TickPassed) -> list[Command]:

@@ -105,7 +105,8 @@ class Attempts:
                 self._reject(grant, f"{units} {name} granted, the node has {usage.exist}", now)
                 return
             if usage.prefetches and units:
-                waits = waits or units > usage.free or (bool(self._queue) and not grant.trajectory)
+                others = bool(self._queue) or self._parked.any_waits
+                waits = waits or units > usage.free or (others and not grant.trajectory)
         if waits:
             self._queue[grant.action, grant.attempt] = _Waiting(grant, now)
         else:

@@ -40,15 +40,24 @@ class ParkedAttempts:
     _waiting: dict[str, RunningAttempt] = field(default_factory=dict)
     """Action -> its attempt that waits for its units; in order of arrival."""
 
+    @property
+    def any_waits(self) -> bool:
+        """True if a parked attempt waits for its units."""
+        return bool(self._waiting)
+
     def park(self, running: RunningAttempt, asked: AttemptParkRequested) -> None:
         """Begin to park an attempt. `Parked` is reported when it is frozen, and not if it ends before."""
         if self.executor is None:
             _log.warning("not_parked", action=asked.action, reason="this manager parks nothing")
-        elif _is_newer(running, asked) and running.state == "running":
-            running.state = "parking"
-            task = asyncio.create_task(self.executor.park(running.task), name=f"park {asked.action}")
-            running.parking = task
-            task.add_done_callback(partial(self._parked, running))
+        elif _is_newer(running, asked):
+            if running.state == "running":
+                running.state = "parking"
+                task = asyncio.create_task(self.executor.park(running.task), name=f"park {asked.action}")
+                running.parking = task
+                task.add_done_callback(partial(self._parked, running))
+            elif running.state == "resuming":
+                del self._waiting[asked.action]
+                self._set_parked(running)
 
     def _parked(self, running: RunningAttempt, parking: asyncio.Task[bool]) -> None:
         if running.parking is not parking:
@@ -59,12 +68,17 @@ class ParkedAttempts:
         if parking.exception() is not None or not parking.result():
             running.state = "running"
             return
-        now, grant = self.clock.monotonic(), running.grant
-        running.state, running.paused_at, running.reported = "parked", now, True
-        for name, units in grant.units.items():
-            self.resources[name].use(-units, now)
+        running.paused_at = self.clock.monotonic()
+        for name, units in running.grant.units.items():
+            self.resources[name].use(-units, running.paused_at)
+        self._set_parked(running)
+
+    def _set_parked(self, running: RunningAttempt) -> None:
+        """Report an attempt that is frozen and holds no units. Others may take them, or its place in the order."""
+        grant = running.grant
+        running.state, running.reported = "parked", True
         self.report(Parked(action=grant.action, node=self.node, epoch=grant.epoch, attempt=grant.attempt))
-        self.freed(now)
+        self.freed(self.clock.monotonic())
 
     def resume(self, running: RunningAttempt, asked: AttemptResumed) -> None:
         """Continue a parked attempt as soon as its units are free."""

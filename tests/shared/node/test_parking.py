@@ -72,6 +72,32 @@ async def test_an_attempt_that_continues_goes_before_waiting_grants(parts: Attem
     assert parts.units["tokens"].used == 4
 
 
+async def test_one_that_waits_for_units_can_be_parked_again(parts: AttemptsUnderTest) -> None:
+    """It is reported parked, because the leader counts its units as taken; those behind it may go."""
+    parts.attempts.park(park())
+    await turns()
+    parts.attempts.accept(grant("b", tokens=2))
+    parts.attempts.accept(grant("c", tokens=2))
+    await turns()
+    parts.attempts.resume(resume())
+    parts.attempts.revoke("c", 1)
+    await turns()
+    parts.attempts.accept(grant("d", tokens=1))
+    await turns()
+    assert [one.action for one in parts.executor.begun] == ["a", "b", "c"], "d does not pass a"
+    parts.clock.now += 10.0
+    parts.attempts.park(park(serial=3))
+    await turns()
+    assert ([one.action for one in parts.executor.begun], len(parked(parts))) == (["a", "b", "c", "d"], 2)
+    parts.attempts.resume(resume(serial=4))
+    parts.attempts.revoke("b", 1)
+    await turns()
+    assert (parts.executor.resumed, parts.units["tokens"].used) == (["a"], 4)
+    parts.clock.now += 2.0
+    parts.executor.go.set()
+    assert {one.action: one.execution_s for one in await parts.settled()}["a"] == 2.0
+
+
 async def test_parking_frees_the_units_of_waiting_grants(parts: AttemptsUnderTest) -> None:
     parts.attempts.accept(grant("b", tokens=2))
     parts.attempts.park(park())

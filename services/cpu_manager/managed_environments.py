@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from services.cpu_manager.environments.limit import ExecutionLimit
-from services.cpu_manager.environments.protocol import Environment
+from services.cpu_manager.environments.protocol import Environment, RuntimeUnavailable
 from shared.kinds.registry import all_kinds
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import EnvironmentHeld
@@ -48,6 +48,8 @@ _log = log.get(__name__)
 
 PARK_AGAIN_S = 0.02
 """Pause before the next try while the agent has not received the action yet, or the action is ending."""
+FREEZE_AGAIN_S = 1.0
+"""Pause before the next try if the environment could not be frozen, for example because its engine is restarted."""
 CLOSED = Ending("closed", "its trajectory was closed")
 DIED = Ending("died", "its environment has died")
 NONE_HERE = Ending("died", "this node has no environment of its trajectory")
@@ -109,12 +111,17 @@ class ManagedEnvironment:
         await self.begun.wait()
         try:
             while self.actor is task and self.environment is not None:
-                if await self.environment.park():
-                    if self.actor is not task or self.limit is None:
-                        return False
-                    self.limit.hold()
-                    return True
-                await asyncio.sleep(PARK_AGAIN_S)
+                pause_s = PARK_AGAIN_S
+                try:
+                    if await self.environment.park():
+                        if self.actor is not task or self.limit is None:
+                            return False
+                        self.limit.hold()
+                        return True
+                except RuntimeUnavailable as error:
+                    _log.warning("environment_not_frozen", trajectory=self.trajectory, reason=str(error))
+                    pause_s = FREEZE_AGAIN_S
+                await asyncio.sleep(pause_s)
         except NotImplementedError as error:
             _log.warning("not_parked", trajectory=self.trajectory, reason=str(error))
         return False

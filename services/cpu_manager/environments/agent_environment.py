@@ -26,6 +26,9 @@ Result = TypeVar("Result")
 SETTLE_S: Final = 20.0
 """Time to settle a new environment while 24 others start, on two cores."""
 _RETRY_S: Final = 0.05
+_RESUMES: Final = 3
+"""Tries to thaw a parked environment. The answer of the engine to one call may be lost."""
+_RESUME_AGAIN_S: Final = 0.5
 _EXCEEDED: Final = "a process was killed at the memory limit"
 _OUTPUT_CHARS: Final = 4000
 """Characters of a failed set-up line's output that its trainer gets."""
@@ -123,14 +126,23 @@ class AgentEnvironment(Generic[Handle]):
                 async with self._lock:
                     if turn != self._turn or self._end_reason:
                         return False
-                    await uninterrupted(self.handle.pause())
-                    self._parked = True
-                    peak = (await self.handle.usage()).peak_memory_bytes
-                    self._peak_memory_bytes = max(self._peak_memory_bytes, peak)
+                    await uninterrupted(self._freeze_to_park())
                 return True
-        except (Broken, Gone, RuntimeUnavailable) as error:
+        except (Broken, Gone) as error:
             await self._died(str(error))
             return False
+
+    async def _freeze_to_park(self) -> None:
+        """Freeze it. If that fails, let the action run on: it has its cores."""
+        try:
+            await self.handle.pause()
+        except RuntimeUnavailable:
+            await self._thaw_parked(frozenset())
+            await self._agent.proceed()
+            raise
+        self._parked = True
+        peak = (await self.handle.usage()).peak_memory_bytes
+        self._peak_memory_bytes = max(self._peak_memory_bytes, peak)
 
     async def resume(self, cores: frozenset[int]) -> None:
         """See `Environment.resume`."""
@@ -140,10 +152,22 @@ class AgentEnvironment(Generic[Handle]):
                     if not self._parked or self._end_reason:
                         return
                     self._parked = False
-                    await uninterrupted(self.handle.resume(cores))
+                    await uninterrupted(self._thaw_parked(cores))
                 await self._agent.proceed()
-        except (Broken, Gone, RuntimeUnavailable) as error:
+        except (Broken, Gone) as error:
             await self._died(str(error))
+
+    async def _thaw_parked(self, cores: frozenset[int]) -> None:
+        """Thaw it for its action. Raise `Gone` if it cannot be thawed: the action could not end."""
+        for attempt in range(1, _RESUMES + 1):
+            try:
+                await self.handle.resume(cores)
+            except RuntimeUnavailable as error:
+                if attempt == _RESUMES:
+                    raise Gone(str(error)) from error
+                await asyncio.sleep(_RESUME_AGAIN_S)
+            else:
+                return
 
     async def close(self) -> None:
         """Kill everything in it at once. Its removal continues in the background (`Runtime.close` waits for it)."""

@@ -8,7 +8,6 @@ action may return, and JSON is decoded into types. An agent that breaks the rule
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import socket
@@ -20,6 +19,7 @@ import msgspec
 from services.cpu_manager.environments.agent import wire
 from services.cpu_manager.environments.limit import ExecutionLimit
 from services.cpu_manager.environments.protocol import ActEnd
+from services.cpu_manager.environments.rendering import rendered
 from services.cpu_manager.environments.requests import request_of
 from shared.kinds.spec import Params
 
@@ -83,6 +83,8 @@ class AgentChannel:
         """Number of a request -> most bytes of its reply."""
         self._replies: dict[int, tuple[AgentReply, dict[str, bytes]]] = {}
         """Replies that another reader has received."""
+        self._unwanted: set[int] = set()
+        """Requests whose replies are discarded: their waiter was cancelled."""
         self._doing: _Doing | None = None
         self.thaw: Callable[[], Awaitable[None]] = _nothing
         """Called before a cancelled action must end: a frozen agent could not end it."""
@@ -184,22 +186,34 @@ class AgentChannel:
         except OSError as error:
             raise Broken(str(error) or "the connection broke") from error
         except asyncio.CancelledError:
-            await self._cancel(number, sending, thaw=doing is self._doing)
+            if doing is self._doing:
+                await self._cancel(number, sending)
+            else:
+                await self._abandon(number, sending)
             raise
         finally:
             sending.cancel()
             doing.sent.set()
 
-    async def _cancel(self, number: int, sending: asyncio.Task[None], *, thaw: bool) -> None:
+    async def _cancel(self, number: int, sending: asyncio.Task[None]) -> None:
         """Cancel the running action after its request is sent. Close the connection if the agent does not answer."""
         try:
             async with asyncio.timeout(_CANCEL_S):
                 await sending
                 await self._send(wire.pack({"op": "cancel", "id": number}))
-                if thaw:
-                    await self.thaw()
+                await self.thaw()
                 await self._receive(number)
         except (TimeoutError, OSError, Broken, asyncio.CancelledError):
+            self.close()
+
+    async def _abandon(self, number: int, sending: asyncio.Task[None]) -> None:
+        """Discard the reply to a request about the clock, whenever it comes: the agent may be frozen by now."""
+        if self._replies.pop(number, None) is None:
+            self._unwanted.add(number)
+        try:
+            async with asyncio.timeout(_CANCEL_S):
+                await sending  # a frame that is sent in part would end the connection
+        except (TimeoutError, OSError, asyncio.CancelledError):
             self.close()
 
     @property
@@ -235,7 +249,10 @@ class AgentChannel:
         for name, size in reply.parts:
             parts[name] = body[at : at + size]
             at += size
-        self._replies[reply.id] = (reply, parts)
+        if reply.id in self._unwanted:
+            self._unwanted.discard(reply.id)
+        else:
+            self._replies[reply.id] = (reply, parts)
 
     def _frame(self, most: int) -> tuple[bytes, bytes] | None:
         """Return the next whole frame, or None. An incomplete frame stays in the buffer, so a wait can be cancelled."""
@@ -290,27 +307,3 @@ class AgentChannel:
             asyncio.get_running_loop().remove_writer(self._connection.fileno())
         with contextlib.suppress(OSError):
             self._connection.close()
-
-
-def rendered(output: dict[str, Any], parts: dict[str, bytes], encoding: str) -> dict[str, Any]:
-    """Return the output for trainers (docs/environments.md): bytes as text, or as base64 if requested."""
-    seen = dict(output)
-    for name in ("stdout", "stderr", "output"):
-        if name in parts:
-            seen[name] = _text(parts[name], parts.get(f"{name}_tail", b""), int(output.get(f"{name}_dropped", 0)))
-    if "archive" in parts:
-        seen["archive"] = base64.b64encode(parts["archive"]).decode("ascii")
-    if "content" in parts:
-        seen["content"] = parts["content"].decode() if encoding == "utf-8" else _base64(parts["content"])
-    return seen
-
-
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode("ascii")
-
-
-def _text(head: bytes, tail: bytes, dropped: int) -> str:
-    if not dropped:
-        return (head + tail).decode(errors="replace")
-    between = f"\n[... {dropped} bytes left out ...]\n"
-    return head.decode(errors="replace") + between + tail.decode(errors="replace")

@@ -67,6 +67,7 @@ class Environment(Protocol):
 
         Raises:
             NotImplementedError: its agent is of an earlier version.
+            RuntimeUnavailable: it cannot be frozen now. The action runs on; this may be tried again.
         """
         ...
 

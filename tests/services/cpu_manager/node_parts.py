@@ -225,7 +225,9 @@ class NodeParts:
         )
         grading = Grading({"work": self.grader}, self.sandbox, output_bytes, guard_s)
         self.executor = CpuExecutor(self.units, self.cores, grading, self.registry)
-        self.attempts = Attempts(NodeIdentity("n", "1"), self.executor, self.report, self.clock, self.registry)
+        self.attempts = Attempts(
+            NodeIdentity("n", "1"), self.executor, self.report, self.clock, self.registry, self.executor
+        )
         self.used_when_reported: list[int] = []
 
     def report(self, outcome: Outcome) -> None:

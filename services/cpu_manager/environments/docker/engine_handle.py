@@ -54,7 +54,8 @@ class EngineHandle:
         self._engine = engine
         self.container = container
         self._python = python
-        self._paused = paused
+        self._paused: bool | None = paused
+        """None: a call has not been answered, so the container may be frozen or not."""
         self._ended = False
         self._relays: set[asyncio.Task[None]] = set()
 
@@ -66,13 +67,15 @@ class EngineHandle:
         if cores:  # before the thaw: a thawed container would run on cores that may be granted to others by now
             listed = ",".join(str(core) for core in sorted(cores))
             await self._call("update", "give a container cores", {"CpusetCpus": listed})
-        if self._paused:
-            self._paused = False  # before the call: its result may stay unknown, and then `pause` must freeze again
+        if self._paused is not False:
+            self._paused = None
             await self._call("unpause", "thaw a container", done="is not paused")
+            self._paused = False
 
     async def pause(self) -> None:
         attempt = 0
         while not self._paused:
+            self._paused = None
             try:
                 await self._call("pause", "freeze a container", done="already paused")
                 self._paused = True

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -41,3 +42,24 @@ async def test_the_channel_to_an_agent_that_stops_reading_is_closed(monkeypatch:
     await cancelled(agent, 3)
     assert agent.broken
     theirs.close()
+
+
+async def test_a_request_to_stop_the_clock_may_be_abandoned_while_the_agent_is_frozen(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An action may end, and its environment be frozen, before the agent reads the request."""
+    monkeypatch.setattr("services.cpu_manager.environments.channel._CANCEL_S", 0.1)
+    async with connected(program) as agent:
+        pid = int((await do(agent, "bash", line="kept=yes; echo $PPID")).output["output"])
+        running = asyncio.create_task(do(agent, "bash", line="sleep 0.5; echo $kept"))
+        await asyncio.sleep(0.1)
+        os.kill(pid, signal.SIGSTOP)
+        holding = asyncio.create_task(agent.hold())
+        await asyncio.sleep(0.05)
+        holding.cancel()
+        await asyncio.wait({holding})
+        assert holding.cancelled()
+        os.kill(pid, signal.SIGCONT)
+        await agent.proceed()
+        assert (await running).output["output"] == "yes\n"
+        assert (await do(agent, "bash", line="echo $kept")).output["output"] == "yes\n"

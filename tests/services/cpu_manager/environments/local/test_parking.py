@@ -22,10 +22,12 @@ print(sorted(os.sched_getaffinity(0)))
 
 
 @asynccontextmanager
-async def counting(environment: CellEnvironment, mark: str, **more: float) -> AsyncIterator[asyncio.Task[ActEnd]]:
-    """Run a program that computes for half a second of CPU time; yield when it has begun."""
+async def counting(
+    environment: CellEnvironment, mark: str, *, cpu_s: float = 0.5, timeout_s: float = 20.0
+) -> AsyncIterator[asyncio.Task[ActEnd]]:
+    """Run a program that computes for so much CPU time; yield when it has begun."""
     await act(environment, "write", path=f"{mark}.py", content=COUNT)
-    acting = asyncio.create_task(act(environment, "bash", line=f"python3 {mark}.py 0.5", **more))  # type: ignore[arg-type]
+    acting = asyncio.create_task(act(environment, "bash", line=f"python3 {mark}.py {cpu_s}", timeout_s=timeout_s))
     try:
         await until(lambda: any(cpu_s_of(pid) > 0.02 for pid in found(f"{mark}.py")), "it never ran")
         yield acting
@@ -55,13 +57,13 @@ async def test_it_makes_no_progress_and_ends_after_it_continues(environment: Cel
 
 
 async def test_its_time_limit_stands_still(environment: CellEnvironment) -> None:
-    async with counting(environment, "limit", timeout_s=1.5) as acting:
+    async with counting(environment, "limit", cpu_s=0.1, timeout_s=2.0) as acting:
         await parked(environment)
-        await asyncio.sleep(1.7)
+        await asyncio.sleep(2.2)
         await environment.resume(CORE)
         end = await acting
     assert end.passed, end
-    assert end.wall_s < 1.5
+    assert end.wall_s < 2.0
 
 
 async def test_its_time_limit_continues_afterwards(environment: CellEnvironment) -> None:

@@ -15,7 +15,8 @@ import io
 import pickle
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, get_args
 
@@ -25,6 +26,7 @@ from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import AttemptsEnded, Stimulus
 from shared.policy.model.formulation import Command
+from shared.policy.model.reports import Ended
 from shared.policy.model.results import EMPTY
 from shared.policy.resources.resource import Specs
 from shared.runtime.validation import UNREADABLE
@@ -114,16 +116,16 @@ def to_builtins(commands: Sequence[Command]) -> list[Any]:
 
 
 class DispatchLogSegment:
-    """One file of a log, open for writing. Not safe for concurrent use."""
+    """One segment of a log, open for writing: a file, or memory. Not safe for concurrent use."""
 
-    def __init__(self, path: Path, epoch: int, config: DispatchConfig, state: bytes) -> None:
-        """Begin a file. An existing one is replaced.
+    def __init__(self, path: Path | None, epoch: int, config: DispatchConfig, state: bytes) -> None:
+        """Begin a file; an existing one is replaced. None: begin in memory.
 
         Raises:
             OSError: it cannot be written.
         """
         self.path = path
-        self._file: BinaryIO = path.open("wb")
+        self._file: BinaryIO = io.BytesIO() if path is None else path.open("wb")
         self._write(_framed(DispatchLogHeader(VERSION, epoch, config, state)))
         self.size = 0
         """Bytes of the calls."""
@@ -137,6 +139,20 @@ class DispatchLogSegment:
         packed = b"".join(_framed(_entry(call)) for call in calls)
         self._write(packed)
         self.size += len(packed)
+
+    def keep(self, path: Path) -> Path:
+        """End the segment, as a file with this path. Returns the path.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if isinstance(self._file, io.BytesIO):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_bytes(self._file.getbuffer())
+        elif self.path is not None:
+            self._file.close()
+            self.path.rename(path)
+        return path
 
     def close(self) -> None:
         self._file.close()
@@ -156,12 +172,21 @@ def _entry(call: HandledCall) -> tuple[Any, ...]:
     return (call.now, [(type(one).__name__, _without_outputs(one)) for one in call.given], commands)
 
 
-def _without_outputs(stimulus: Stimulus) -> Stimulus:
-    if not isinstance(stimulus, AttemptsEnded):
+_END_FIELDS: Final = tuple(name for name in Ended.__dataclass_fields__ if name != "result")
+_values_of_end = attrgetter(*_END_FIELDS)
+_LoggedEnd = msgspec.defstruct("_LoggedEnd", ["result", *_END_FIELDS])
+"""`Ended` for the encoder. A copy of the frozen dataclass would take 2 us more."""
+
+
+def _without_outputs(stimulus: Stimulus) -> Any:
+    """Return what is encoded of a stimulus."""
+    if type(stimulus) is not AttemptsEnded:
         return stimulus
-    return AttemptsEnded(
-        tuple(replace(end, result=msgspec.structs.replace(end.result, output=EMPTY)) for end in stimulus.ends)
-    )
+    return {
+        "ends": [
+            _LoggedEnd(msgspec.structs.replace(end.result, output=EMPTY), *_values_of_end(end)) for end in stimulus.ends
+        ]
+    }
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,10 +34,11 @@ WORK = Work("run", "code.run", "cores@default", {"cores": 1}, 10.0, True)
 class RecordedMesh:
     """A dispatcher with one node, recorded."""
 
-    def __init__(self, folder: Path, most_bytes: int = 1 << 20, epoch: int = 1) -> None:
+    def __init__(self, folder: Path, most_bytes: int = 1 << 20, epoch: int = 1, *, in_memory: bool = False) -> None:
         self.dispatcher = Dispatcher()
-        self.recorder = DispatchRecorder(folder, epoch, self.dispatcher, most_bytes=most_bytes)
+        self.recorder = DispatchRecorder(folder, epoch, self.dispatcher, most_bytes=most_bytes, in_memory=in_memory)
         self.now = 1000.0
+        self.calls = 0
         self._made = 0
         self.handle(NodeJoined("n", "1", "default", {"cores": 2}, frozenset({"code.run"})))
         self.handle(InventoryReported("n", "1", {}))
@@ -43,6 +47,7 @@ class RecordedMesh:
         self.now += 0.01
         commands = self.dispatcher.handle(self.now, *given)
         self.recorder.record(self.now, given, commands)
+        self.calls += 1
         return commands
 
     def work(self, count: int) -> None:
@@ -128,13 +133,57 @@ def test_calls_that_cannot_be_written_in_time_are_dropped_and_a_new_segment_begi
 ) -> None:
     monkeypatch.setattr(recording, "MOST_PENDING", 30)
     mesh = RecordedMesh(folder)
-    write(mesh)
     mesh.work(30)
+    write(mesh)
+    mesh.work(5)
     mesh.recorder.close()
     made = [compare_dispatch(path) for path in sorted(folder.iterdir())]
     assert [one.same for one in made] == [True, True]
-    assert made[1].continued
-    assert 0 < made[1].calls < 30
+    assert [one.continued for one in made] == [False, True]
+    assert [one.calls for one in made] == [30, 14], "15, of which the first only leads to the state"
+
+
+def test_a_segment_has_no_gap_although_no_state_can_be_copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are dropped while too many actions are unanswered for a copy of the state."""
+    monkeypatch.setattr(recording, "MOST_PENDING", 10)
+    monkeypatch.setattr(recording, "MOST_COPIED", -1)
+    mesh = RecordedMesh(folder)
+    mesh.work(20)
+    write(mesh)
+    mesh.work(20)
+    assert mesh.recorder.failed(mesh.now, (TickPassed(),)) is None, "the calls before the failure are missing"
+    (path,) = folder.iterdir()
+    made = compare_dispatch(path)
+    assert (made.same, made.calls) == (True, 10)
+
+
+class InterleavedQueue(deque[Any]):
+    """The recorder's queue. The thread writes just before each append, as late as it can."""
+
+    def __init__(self, recorder: DispatchRecorder) -> None:
+        super().__init__(recorder._pending)
+        self._recorder = recorder
+
+    def append(self, item: Any) -> None:
+        writing = threading.Thread(target=self._recorder._write)
+        writing.start()
+        writing.join()
+        super().append(item)
+
+
+def test_each_call_is_recorded_once_if_the_thread_writes_while_one_is_added(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "KEPT", 1000)
+    mesh = RecordedMesh(folder, most_bytes=10_000)
+    mesh.recorder._pending = InterleavedQueue(mesh.recorder)
+    mesh.work(50)
+    mesh.recorder.close()
+    made = [compare_dispatch(path) for path in folder.iterdir()]
+    assert all(one.same for one in made)
+    assert sum(one.calls for one in made) == mesh.calls
+    assert len(made) == sum(one.continued for one in made) + 1 > 3
+    assert all(one.calls for one in made), "no state was copied twice"
 
 
 def test_a_failure_keeps_the_log_and_raises_again_in_the_replay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +208,32 @@ def test_a_failure_keeps_the_log_and_raises_again_in_the_replay(folder: Path, mo
     again = compare_dispatch(path)
     assert again.first is not None
     assert again.first.then == "raised", "the policy no longer raises, which is a difference"
+
+
+def test_a_log_in_memory_is_written_when_a_call_fails(folder: Path) -> None:
+    mesh = RecordedMesh(folder, most_bytes=60_000, in_memory=True)
+    for _ in range(20):
+        mesh.work(10)
+        write(mesh)
+    assert not folder.exists()
+    path = mesh.recorder.failed(mesh.now, (TickPassed(),))
+    assert path is not None
+    assert list(folder.iterdir()) == [path]
+    made = compare_dispatch(path)
+    assert made.continued
+    assert made.first is not None
+    assert (made.first.call, made.first.then) == (made.calls, "raised"), "this policy does not raise"
+    assert path.stat().st_size <= 30_000 + 30_000
+    mesh.recorder.close()
+
+
+def test_a_call_that_cannot_be_encoded_ends_the_recording_alone(folder: Path) -> None:
+    mesh = RecordedMesh(folder)
+    mesh.recorder.record(mesh.now, (TickPassed(),), [object()])  # type: ignore[list-item]
+    write(mesh)
+    mesh.work(1)
+    assert mesh.recorder.failed(mesh.now, (TickPassed(),)) is None
+    mesh.recorder.close()
 
 
 def test_segments_of_former_terms_are_deleted_and_failures_stay(folder: Path) -> None:

@@ -51,12 +51,18 @@ class Tail:
         self._block_ms = round(block_s * 1000)
         self.bytes = 0
         """Total length of the messages read."""
+        self._cut: set[bytes] = set()
+        """Streams of which the last read has returned as many entries as it may."""
         self.stopping = False
         """Set it to end the loop at its next round. redis-py may swallow a cancel during a delivery."""
 
     def last(self, topic: Topic[Any]) -> str:
         """Return the id of the last entry that was returned."""
         return self._last[topic.name.encode()]
+
+    def is_drained(self, topic: Topic[Any]) -> bool:
+        """Return whether all entries of a topic that were published before the last read have been returned."""
+        return topic.name.encode() not in self._cut
 
     async def read(self, *, block: bool = True) -> list[Entry[Any]]:
         """Return the next entries, by stream in the order of `start`; [] if none arrives within `block_s`."""
@@ -65,6 +71,7 @@ class Tail:
             "STREAMS", *self._last.keys(), *self._last.values(),
         )  # fmt: skip
         entries: list[Entry[Any]] = []
+        self._cut = {name for name, rows in reply or () if len(rows) >= self._count}
         for name, rows in reply or ():
             topic = self._topics[name]
             for entry_id, fields in rows:

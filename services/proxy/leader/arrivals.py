@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from shared.messages.actions import (
     Request,
     ResumeActionRequested,
 )
+from shared.messages.nodes import Bye, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentCreated, Finished, Parked, Started
 from shared.policy.order.turns import NO_FLOW, TurnQueue
 
@@ -47,21 +49,38 @@ class Arrivals:
     Submissions and outcomes wait in two queues, so that outcomes free units while many submissions wait. Messages of
     other streams do not wait. The order stays between entries about the same action, batch or trajectory; an inventory
     and the end of an environment come after all earlier outcomes.
+
+    The end of an incarnation (a Bye, or the hello of the next one) comes after all outcomes that were published before,
+    although it is on another stream. Otherwise finished work would count as lost: it would run again, or be answered
+    `unknown-outcome`.
     """
 
-    def __init__(self, owner: Callable[[str], ActionOwner]) -> None:
-        """`owner`: of an unanswered action; without a tenant if the action is unknown."""
+    def __init__(self, owner: Callable[[str], ActionOwner], has_node: Callable[[str, str], bool]) -> None:
+        """Begin without entries.
+
+        Args:
+            owner: owner of an unanswered action; without a tenant if the action is unknown.
+            has_node: whether an incarnation of a node is the present one. Its repeated hello does not wait.
+        """
         self._owner = owner
+        self._has_node = has_node
         self._submissions: TurnQueue[Entry[Any]] = TurnQueue()
         self._outcomes: TurnQueue[Entry[Any]] = TurnQueue()
         self._others: list[Entry[Any]] = []
         """Entries that do not wait."""
+        self._ends: deque[Entry[Any]] = deque()
+        """Ends of incarnations. Earlier outcomes may not have been read."""
 
     def __bool__(self) -> bool:
-        return bool(self._submissions or self._outcomes or self._others)
+        return bool(self._submissions or self._outcomes or self._others or self._ends)
 
-    def put(self, entries: Sequence[Entry[Any]]) -> None:
-        """Add the entries of one read, in their order."""
+    def put(self, entries: Sequence[Entry[Any]], *, drained: bool = True) -> None:
+        """Add the entries of one read, in their order.
+
+        Args:
+            entries: of all streams; those of nodes before outcomes.
+            drained: the read has returned all outcomes that there were.
+        """
         if self._pass(entries):
             self._others += entries
             return
@@ -69,14 +88,27 @@ class Arrivals:
             if entry.topic == ACTIONS.name:
                 self._put_journaled(entry)
             elif entry.topic == OUTCOMES.name:
+                while self._ends and self._ends[0].at < entry.at:
+                    self._outcomes.put_after_all(self._ends.popleft())
                 self._put_outcome(entry)
+            elif self._ends_incarnation(entry.message):
+                self._ends.append(entry)
             else:
                 self._others.append(entry)
+        while drained and self._ends:
+            self._outcomes.put_after_all(self._ends.popleft())
+
+    def _ends_incarnation(self, message: Any) -> bool:
+        if isinstance(message, Hello):
+            return not self._has_node(message.node, message.incarnation)
+        return isinstance(message, Bye)
 
     def _pass(self, entries: Sequence[Entry[Any]]) -> bool:
         """Return whether nothing waits and one tenant at most is present. Then no entry needs a turn."""
         tenants = {entry.message.tenant for entry in entries if isinstance(entry.message, ActionSubmitted)}
         if len(tenants) > 1 or self or self._outcomes.shared:
+            return False
+        if any(self._ends_incarnation(entry.message) for entry in entries):
             return False
         return self._submissions.skip(next(iter(tenants), NO_FLOW), len(entries))
 

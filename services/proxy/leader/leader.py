@@ -38,8 +38,8 @@ from shared.messages.actions import (
     UnreadableEntry,
 )
 from shared.messages.grants import Grant as GrantMessage
-from shared.messages.nodes import NODES
-from shared.messages.outcomes import EnvironmentEnded, Finished, InventoryTaken
+from shared.messages.nodes import NODES, Bye, Hello
+from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken
 from shared.messages.targets import TargetSet
 from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -101,12 +101,12 @@ class Leader:
     async def run(self, tail: Tail) -> None:
         """Lead until the tail is stopped or another leader has taken over."""
         self.last_read = self._clock.unix()
-        arrivals = Arrivals(self._owner)
+        arrivals = Arrivals(self._owner, self.dispatcher.has_node)
         async for entries in tail.batches(blocks=lambda: not arrivals):
             if self._interpreter.deposed:
                 return
             self._ignore_silence()
-            arrivals.put(entries)
+            arrivals.put(entries, drained=tail.is_drained(OUTCOMES))
             self.take(arrivals.take())
             self.behind = bool(arrivals)
 
@@ -132,7 +132,7 @@ class Leader:
                     self._interpreter.discard(entry.id, *names_of_request(entry.message))
                 case UnreadableEntry():
                     self._refuse(entry)
-                case InventoryTaken() | EnvironmentEnded():
+                case InventoryTaken() | EnvironmentEnded() | Hello() | Bye():
                     self._finish(now, finished)
                     finished = []
                     self._handle_other(now, entry)

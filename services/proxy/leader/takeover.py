@@ -37,7 +37,7 @@ from shared.runtime import log
 _log = log.get(__name__)
 
 LEADER_STREAMS = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, QUOTA_CHANGES, OUTCOMES)
-"""Streams that a leader reads, in the order in which their entries are handled."""
+"""Streams that a leader reads, in the order in which one read returns their entries."""
 HANDLED_AT_ONCE: Final = 1024
 """Entries of a stream handled at once; some 50 ms."""
 
@@ -49,8 +49,9 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader) -> Tail:
 
     The journal comes first, as a whole, because an outcome has no meaning before its action is known. Placements of
     environments and ended trajectories are read before its entries are handled. Then follow each action's last grant,
-    then the newest hello of each node, then nodes, targets and outcomes as far back as they are kept. Nodes get no
-    grants before their inventories, which are requested as their hellos or heartbeats are read.
+    then the newest hello of each node, then nodes and outcomes as far back as they are kept, by time: a Bye would
+    otherwise end attempts whose outcomes came before it. Nodes get no grants before their inventories, which are
+    requested as their hellos or heartbeats are read.
     """
     await _restore_quotas(redis, leader)
     journal = Tail(reader, {ACTIONS: "0"}, count=2048)
@@ -65,9 +66,11 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader) -> Tail:
     await _handle(leader, hellos)
     start = {topic: "0" for topic in LEADER_STREAMS if topic is not ACTIONS and topic is not OUTCOMES}
     others = Tail(reader, start, count=2048)
-    await _handle(leader, await _drain(others))
+    entries = await _drain(others)
     outcomes = Tail(reader, {OUTCOMES: "0"}, count=2048)
-    await _handle(leader, await _drain(outcomes))
+    reports = [entry for entry in entries if entry.topic == NODES.name] + await _drain(outcomes)
+    await _handle(leader, sorted(reports, key=lambda entry: (entry.at, entry.topic == NODES.name)))
+    await _handle(leader, [entry for entry in entries if entry.topic != NODES.name])
     _log.info("takeover_finished", unanswered=len(leader.unanswered), nodes=len(leader.dispatcher.node_names()))
     ids = {ACTIONS: journal.last(ACTIONS), OUTCOMES: outcomes.last(OUTCOMES)}
     return Tail(reader, {topic: ids.get(topic) or others.last(topic) for topic in LEADER_STREAMS})

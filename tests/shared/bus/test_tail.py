@@ -46,8 +46,11 @@ async def test_a_tail_continues_where_it_stopped(valkey: Redis, reader: Redis) -
 
     assert names(await tail.read()) == ["a", "b"]
     assert tail.last(ANSWERED) == ids[1]
+    assert not tail.is_drained(ANSWERED)
     assert names(await tail.read()) == ["c"]
+    assert tail.is_drained(ANSWERED)
     assert await tail.read(block=False) == []
+    assert tail.is_drained(ANSWERED)
 
 
 async def test_it_wakes_up_for_what_comes_while_it_waits(valkey: Redis, reader: Redis) -> None:

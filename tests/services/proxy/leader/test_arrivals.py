@@ -11,9 +11,20 @@ import pytest
 from services.proxy.leader.arrivals import HANDLED_SHARED, ActionOwner, Arrivals, names_of
 from shared.bus.tail import Entry
 from shared.messages.actions import ActionSubmitted, CancelRequested, CloseRequested, UnreadableEntry
-from shared.messages.nodes import NODES
+from shared.messages.nodes import NODES, Bye
 from shared.messages.outcomes import OUTCOMES, EnvironmentCreated, Started
-from tests.services.proxy.mesh import acting, ended, entry, from_node, hello, inventory, journalled, outcome, submitted
+from tests.services.proxy.mesh import (
+    START,
+    acting,
+    ended,
+    entry,
+    from_node,
+    hello,
+    inventory,
+    journalled,
+    outcome,
+    submitted,
+)
 
 
 class ArrivalsDriver:
@@ -21,14 +32,14 @@ class ArrivalsDriver:
 
     def __init__(self) -> None:
         self.unanswered: dict[str, ActionSubmitted] = {}
-        self.arrivals = Arrivals(self._owner)
+        self.arrivals = Arrivals(self._owner, lambda *node: node == ("n", "1"))
 
     def _owner(self, action: str) -> ActionOwner:
         kept = self.unanswered.get(action)
         return ActionOwner() if kept is None else ActionOwner(kept.tenant, names_of(kept))
 
-    def put(self, *entries: Entry[Any]) -> None:
-        self.arrivals.put(entries)
+    def put(self, *entries: Entry[Any], drained: bool = True) -> None:
+        self.arrivals.put(entries, drained=drained)
 
     def take(self) -> list[Any]:
         """Messages of one part."""
@@ -159,6 +170,45 @@ def test_messages_about_one_action_keep_their_order(driver: ArrivalsDriver) -> N
     )  # fmt: skip
     handled = [one for part in driver.parts() for one in part]
     assert handled.index(started) < handled.index(made) < handled.index(outcome("a"))
+
+
+LEAVING = [Bye(node="n", incarnation="1"), hello(incarnation="2")]
+
+
+@pytest.mark.parametrize("left", LEAVING)
+def test_the_end_of_an_incarnation_follows_the_outcomes_that_were_published_before(
+    driver: ArrivalsDriver, left: Any
+) -> None:
+    """They are on two streams, and that of nodes is read first."""
+    before, after = outcomes("ada", range(300)), from_node(outcome("ada300"), at=START + 2.0)
+    driver.put(*of("ada", 301), *of("bob", 1))
+    driver.parts()
+    driver.put(entry(NODES, left, at=START + 1.0), *before, *outcomes("bob", [0]), after)
+    parts = driver.parts()
+    assert len(parts) > 1, "the outcomes wait for turns"
+    handled = [one for part in parts for one in part]
+    assert handled.index(left) == 301
+    assert handled[-1] == after.message
+
+
+@pytest.mark.parametrize("left", LEAVING)
+def test_the_end_of_an_incarnation_waits_until_earlier_outcomes_were_read(driver: ArrivalsDriver, left: Any) -> None:
+    """A read returns a part of the outcomes while many were published."""
+    driver.put(entry(NODES, left, at=START + 1.0), *outcomes("ada", range(3)), drained=False)
+    assert left not in driver.take()
+    assert driver.arrivals, "more must be read without a wait"
+    driver.put(*outcomes("ada", range(3, 6)), drained=False)
+    assert left not in driver.take()
+    driver.put(*outcomes("ada", range(6, 8)), from_node(outcome("ada9"), at=START + 2.0), drained=False)
+    assert [one.action for one in driver.take() if one != left] == ["ada6", "ada7", "ada9"]
+    driver.put(entry(NODES, left, at=START + 3.0), *outcomes("ada", range(10, 12)), drained=False)
+    driver.put(drained=True)
+    assert driver.take()[-1] == left
+
+
+def test_an_end_of_an_incarnation_of_one_tenants_read_follows_its_outcomes(driver: ArrivalsDriver) -> None:
+    driver.put(*of("ada", 2), entry(NODES, LEAVING[0]), *outcomes("ada", range(2)))
+    assert driver.take()[-1] == LEAVING[0]
 
 
 def test_messages_of_other_streams_do_not_wait(driver: ArrivalsDriver) -> None:

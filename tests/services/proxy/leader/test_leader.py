@@ -16,7 +16,7 @@ from shared.bus.tail import Tail
 from shared.messages.actions import CancelRequested
 from shared.messages.batches import BATCHES, RolloutProgress
 from shared.messages.grants import Granted, InventoryRequested, Revoked, ShareSet
-from shared.messages.nodes import NODES
+from shared.messages.nodes import NODES, Bye
 from shared.messages.outcomes import Started
 from shared.messages.targets import TARGETS, CompletionExpected, TargetSet
 from tests.services.proxy.mesh import (
@@ -348,6 +348,37 @@ def test_progress_of_a_rollout_is_for_the_planner_alone(driver: LeaderDriver) ->
 
     assert driver.take(entry(BATCHES, reported), journalled(submitted("a", batch="b")))
     assert driver.take(entry(BATCHES, reported)) == []
+
+
+class ScriptedReads(Tail):
+    """Reads that return these entries."""
+
+    def __init__(self, reader: Redis, *reads: list[Any]) -> None:
+        super().__init__(reader, {NODES: "0"})
+        self._reads = reads
+
+    async def batches(self, blocks: Callable[[], bool] = lambda: True) -> AsyncIterator[list[Any]]:
+        for entries in self._reads:
+            yield entries
+
+
+@pytest.mark.parametrize("left", [Bye(node="n", incarnation="1"), hello(incarnation="2")])
+async def test_work_that_a_node_has_finished_before_it_left_counts(
+    driver: LeaderDriver, reader: Redis, left: Any
+) -> None:
+    """The outcome and the end of the incarnation are on two streams, and that of nodes is read first."""
+    once = msgspec.structs.replace(stage(), repeatable=False)
+    driver.take(journalled(submitted("a", once)), journalled(submitted("b")), from_node(hello("m")))
+    driver.take(from_node(inventory(node="m")))
+
+    await driver.leader.run(
+        ScriptedReads(reader, [entry(NODES, left), from_node(outcome("a")), from_node(outcome("b"))])
+    )
+
+    writes = driver.recorder.take()
+    assert [(one.action, body(one)["ended"]) for one in answers(writes)] == [("a", "ok"), ("b", "ok")]
+    assert granted(writes, "m") == [], "no work is executed again"
+    assert not driver.leader.dispatcher.has_node("n", "1")
 
 
 class EmptyReads(Tail):

@@ -16,6 +16,7 @@ from shared.bus import functions, nodes
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Submission
 from shared.messages.actions import ACTIONS
+from shared.messages.base import Message
 from shared.messages.grants import InventoryRequested, Revoked
 from shared.messages.nodes import NODES, Bye, Heartbeat
 from shared.messages.outcomes import OUTCOMES
@@ -115,6 +116,19 @@ async def test_a_node_that_has_left_is_not_asked(store: StoreOfFormerLeader) -> 
     await store.taken_over()
 
     assert not store.leader.dispatcher.node_names()
+
+
+@pytest.mark.parametrize("left", [Bye(node="n", incarnation="1"), hello(incarnation="2")])
+async def test_work_that_a_node_has_finished_before_it_left_counts(store: StoreOfFormerLeader, left: Message) -> None:
+    await store.submit(submitted("a", msgspec.structs.replace(stage(), repeatable=False)))
+    await store.mark("a", attempt=1)
+    await store.publish(NODES, hello())
+    await store.publish(OUTCOMES, outcome("a"))
+    await store.publish(NODES, left)
+    await store.taken_over()
+
+    (answer,) = answers(store.recorder.writes)
+    assert body(answer)["ended"] == "ok"
 
 
 async def test_work_that_a_node_still_executes_continues_there(store: StoreOfFormerLeader) -> None:

@@ -101,13 +101,15 @@ class Queues:
     def prioritize(self, action: ActionState, priority: float) -> bool:
         """Give an action another priority. Returns whether it has moved in an order; else it applies later."""
         action.request = request = replace(action.request, priority=priority)
+        action.key = action.key._replace(priority=priority)  # also while it is parked: it is queued again with this key
         lane = action.lane
         if request.id not in self.queued or lane is None:
             return False
-        action.key = action.key._replace(priority=priority)
-        if not lane.queue.remove(request.tenant, request.id):
+        if request.batch:
+            action.key = self.batches.key(request, self.durations.learned)
+        if not lane.queue.update(request.tenant, action.key, request.id):
             return False
-        self._push(lane, action)
+        self.lanes.wake(self.pool(action.work.pool), lane)
         return True
 
     def dequeue(self, action: ActionState) -> None:

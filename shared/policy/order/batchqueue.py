@@ -31,8 +31,8 @@ class _Group:
 class BatchQueue:
     """EBF queue with one entry for each batch.
 
-    `push`, `discard` and `head` cost as much as in `EbfQueue`, plus a search among the batches. `move` costs a search
-    among the batches, however many of the batch's requests wait.
+    `push`, `update`, `discard` and `head` cost as much as in `EbfQueue`, plus a search among the batches. `move` costs
+    a search among the batches, however many of the batch's requests wait.
     """
 
     _alone: EbfQueue[str] = field(default_factory=EbfQueue)
@@ -77,6 +77,25 @@ class BatchQueue:
         if not group.queue:
             del self._groups[batch]
             del self._order[bisect.bisect_left(self._order, (group.due_s, batch))]
+        return True
+
+    def update(self, key: EbfKey, action: str) -> bool:
+        """Give an action another key; False if it does not wait here. All actions of its batch get the key's T.
+
+        Raises:
+            ValueError: the key is not a number and cannot be ordered; nothing has changed.
+        """
+        batch = self._batch.get(action)
+        queue = self._alone if batch is None else self._groups[batch].queue
+        if action not in queue:
+            return False
+        if batch is None:
+            queue.update(key, action)
+            return True
+        if key.expected_completion_s != key.expected_completion_s:
+            raise ValueError(f"{action!r} has no place in the order: {key}")
+        queue.update(EbfKey(0.0, key.priority, key.arrival), action)
+        self.move(batch, key.expected_completion_s)
         return True
 
     def move(self, batch: str, due_s: float) -> None:

@@ -69,6 +69,11 @@ class FairQueue:
                 self._virtual.clear()
         return True
 
+    def update(self, tenant: str, key: EbfKey, action: str) -> bool:
+        """Give an action another key; False if it does not wait here. Virtual times and the turn stay."""
+        queue = self._queues.get(tenant)
+        return queue is not None and queue.update(key, action)
+
     def move(self, tenant: str, batch: str, due_s: float) -> None:
         """Set a batch's T, however many of its actions wait here (possibly none)."""
         queue = self._queues.get(tenant)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,16 +67,43 @@ def test_an_action_behind_an_earlier_one_of_its_trajectory_keeps_its_turn() -> N
     assert next(one for one in dispatcher.handle(1.0, reported(ended(first))) if isinstance(one, Grant)).action == "r1"
 
 
-def test_a_parked_action_continues_by_its_new_priority() -> None:
+@pytest.mark.parametrize("changed", ["running", "parked", "resuming"])
+def test_a_parked_action_continues_by_its_new_priority(changed: str) -> None:
     dispatcher = leading_environments(host("a", 1))
     (parked,) = dispatcher.handle(0.0, submitted(act("r0", seq=1)))
     assert isinstance(parked, Grant)
-    dispatcher.handle(0.5, AttemptStarted("r0", 1), AttemptParked("r0", 1))
+    dispatcher.handle(0.1, AttemptStarted("r0", 1))
+    change = PriorityChanged("r0", 5.0)
+    if changed == "running":
+        assert dispatcher.handle(0.2, change) == []
+    dispatcher.handle(0.5, AttemptParked("r0", 1))
     grants = dispatcher.handle(0.5, submitted(request("busy", seq=2), request("next", seq=3)))
     (busy,) = (one for one in grants if isinstance(one, Grant))
+    if changed == "parked":
+        assert dispatcher.handle(0.55, change) == []
     dispatcher.handle(0.6, ResumeRequested("r0"))
-    dispatcher.handle(0.7, PriorityChanged("r0", 5.0))
+    if changed == "resuming":
+        assert dispatcher.handle(0.7, change) == []
     dispatcher.check()
     found = dispatcher.handle(1.0, reported(ended(busy)))
     assert [one.action for one in found if isinstance(one, Grant | Resume)] == ["next"]
     assert isinstance(found[0], AnswerAction)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_tenant_keeps_its_place_when_a_priority_changes(changed: bool) -> None:
+    """The only waiting action of a tenant gets another priority: the tenant is owed as much as before."""
+    dispatcher = leading("n", cores=1)
+    long, short = (replace(work(timeout_s=100.0), duration_s=lasts_s) for lasts_s in (50.0, 10.0))
+    (grant,) = submit(dispatcher, *(request(f"b{at}", long, seq=at, tenant="bob") for at in range(9)))
+    dispatcher.handle(0.5, submitted(request("z0", short, seq=20, tenant="zed")))
+    (grant,) = (one for one in report(dispatcher, ended(grant)) if isinstance(one, Grant))
+    assert grant.action == "b1", "both are level, and bob's name is first"
+    if changed:
+        dispatcher.handle(1.0, PriorityChanged("z0", -9.0))
+    dispatcher.handle(1.0, submitted(*(request(f"z{at}", short, seq=20 + at, tenant="zed") for at in range(1, 9))))
+    served = []
+    for _ in range(8):
+        (grant,) = (one for one in report(dispatcher, ended(grant)) if isinstance(one, Grant))
+        served.append(grant.action[0])
+    assert "".join(served) == "zzzzzbzz"

@@ -45,6 +45,16 @@ class Merged(RuleBasedStateMachine):
                 self.keys[action] = its, key._replace(expected_completion_s=due_s)
 
     @precondition(lambda self: self.keys)
+    @rule(which=st.integers(0, 99), due_s=moments, priority=st.integers(0, 2))
+    def update(self, which: int, due_s: float, priority: int) -> None:
+        action = list(self.keys)[which % len(self.keys)]
+        batch, old = self.keys[action]
+        assert self.queue.update(EbfKey(due_s, priority, old.arrival), action)
+        if batch:
+            self.moved(batch, due_s)
+        self.keys[action] = batch, EbfKey(due_s, priority, old.arrival)
+
+    @precondition(lambda self: self.keys)
     @rule(which=st.integers(0, 99))
     def discard(self, which: int) -> None:
         action = list(self.keys)[which % len(self.keys)]
@@ -85,6 +95,22 @@ def test_a_key_that_is_not_a_number_has_no_place() -> None:
     queue = BatchQueue()
     with pytest.raises(ValueError, match="has no place"):
         queue.push(EbfKey(math.nan, 0.0, (0, 1)), "a", "b1")
+    assert len(queue) == 0
+
+
+@pytest.mark.parametrize("batch", BATCHES[:2])
+@pytest.mark.parametrize("key", [EbfKey(math.nan, 0.0, (0, 1)), EbfKey(0.0, math.nan, (0, 1))])
+def test_an_update_with_a_key_that_is_not_a_number_changes_nothing(batch: str, key: EbfKey) -> None:
+    queue = BatchQueue()
+    queue.push(EbfKey(5.0, 0.0, (0, 1)), "a", batch)
+    with pytest.raises(ValueError, match="has no place"):
+        queue.update(key, "a")
+    assert queue.peek() == (EbfKey(5.0, 0.0, (0, 1)), "a")
+
+
+def test_an_update_of_an_unknown_action_changes_nothing() -> None:
+    queue = BatchQueue()
+    assert not queue.update(EbfKey(5.0, 0.0, (0, 1)), "a")
     assert len(queue) == 0
 
 

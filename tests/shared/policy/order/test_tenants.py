@@ -69,13 +69,27 @@ class FairQueueMachine(RuleBasedStateMachine):
     def move(self, tenant: str, batch: str, at: int) -> None:
         self.queue.move(tenant, batch, at)
         self.waiting[tenant] = [
-            (EbfKey(at, 0.0, old.arrival) if action.startswith(batch) else old, action)
+            (old._replace(expected_completion_s=at) if action.startswith(batch) else old, action)
             for old, action in self.waiting[tenant]
         ]
+
+    @precondition(lambda self: any(self.waiting.values()))
+    @rule(which=st.integers(0, 9), priority=st.integers(-2, 2))
+    def update(self, which: int, priority: int) -> None:
+        """The order of tenants does not depend on the keys inside one."""
+        order = list(self.queue)
+        chosen = order[which % len(order)]
+        owners, tenant = [self.tenant_of(one) for one in order], self.tenant_of(chosen)
+        old = next(key for key, action in self.waiting[tenant] if action == chosen)
+        new = old._replace(priority=priority)
+        assert self.queue.update(tenant, new, chosen)
+        self.waiting[tenant] = [(new if action == chosen else key, action) for key, action in self.waiting[tenant]]
+        assert [self.tenant_of(one) for one in self.queue] == owners
 
     @rule(tenant=tenants)
     def remove_an_unknown_action(self, tenant: str) -> None:
         assert not self.queue.remove(tenant, "stranger")
+        assert not self.queue.update(tenant, key(0.0), "stranger")
 
     @invariant()
     def the_order_is_by_tenant_and_in_each_earliest_first(self) -> None:

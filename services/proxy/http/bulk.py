@@ -25,7 +25,7 @@ _encoder = msgspec.json.Encoder()
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Some editors put it at the beginning of every file."""
-LINES_AT_ONCE, LINES_SHARED = 512, 64
+LINES_AT_ONCE, LINES_SHARED = 512, 16
 """Lines of a part, and of a part while several tenants submit. A part is resolved before the event loop runs other
 tasks; the next one begins when it is journaled."""
 

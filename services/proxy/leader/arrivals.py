@@ -17,11 +17,11 @@ from shared.messages.actions import (
     ResumeActionRequested,
 )
 from shared.messages.nodes import Bye, Hello
-from shared.messages.outcomes import OUTCOMES, EnvironmentCreated, Finished, Parked, Started
+from shared.messages.outcomes import OUTCOMES, EnvironmentCreated, EnvironmentEnded, Finished, Parked, Started
 from shared.policy.order.turns import NO_FLOW, TurnQueue
 
-HANDLED_SHARED = 64
-"""Submissions, and outcomes, that are handled together while several tenants have any: about 3 ms. A new entry waits
+HANDLED_SHARED = 16
+"""Submissions, or outcomes, that are handled together while several tenants have any: about 1 ms. A new entry waits
 for those that are being handled. Of one tenant, all that were read are handled together, which costs less."""
 
 
@@ -47,8 +47,8 @@ class Arrivals:
     """Entries read and not handled yet. At most as many as there are unanswered actions and their outcomes.
 
     Submissions and outcomes wait in two queues, so that outcomes free units while many submissions wait. Messages of
-    other streams do not wait. The order stays between entries about the same action, batch or trajectory; an inventory
-    and the end of an environment come after all earlier outcomes.
+    other streams do not wait. The order stays between entries about the same action, batch or trajectory. An inventory
+    comes after all earlier outcomes.
 
     The end of an incarnation (a Bye, or the hello of the next one) comes after all outcomes that were published before,
     although it is on another stream. Otherwise finished work would count as lost: it would run again, or be answered
@@ -70,6 +70,8 @@ class Arrivals:
         """Entries that do not wait."""
         self._ends: deque[Entry[Any]] = deque()
         """Ends of incarnations. Earlier outcomes may not have been read."""
+        self._outcomes_next = False
+        """The next part is one of outcomes, if there are any."""
 
     def __bool__(self) -> bool:
         return bool(self._submissions or self._outcomes or self._others or self._ends)
@@ -113,12 +115,17 @@ class Arrivals:
         return self._submissions.skip(next(iter(tenants), NO_FLOW), len(entries))
 
     def take(self) -> list[Entry[Any]]:
-        """Remove the entries to be handled next: first submissions, last outcomes."""
-        shared = self._submissions.shared or self._outcomes.shared
-        submissions = self._submissions.take(HANDLED_SHARED if shared else len(self._submissions))
-        outcomes = self._outcomes.take(HANDLED_SHARED if shared else len(self._outcomes))
+        """Remove the entries to be handled next: submissions before outcomes; while several tenants have any, a part
+        of either in turn.
+        """
         others, self._others = self._others, []
-        return submissions + others + outcomes
+        submissions, outcomes = self._submissions, self._outcomes
+        if not (submissions.shared or outcomes.shared):
+            return submissions.take(len(submissions)) + others + outcomes.take(len(outcomes))
+        self._outcomes_next = bool(outcomes) and (self._outcomes_next or not submissions)
+        part = (outcomes if self._outcomes_next else submissions).take(HANDLED_SHARED)
+        self._outcomes_next = not self._outcomes_next
+        return others + part
 
     def _put_journaled(self, entry: Entry[Any]) -> None:
         match entry.message:
@@ -140,7 +147,7 @@ class Arrivals:
             case Started(action=action) | Parked(action=action) | Finished(action=action):
                 tenant, names = self._owner(action)
                 self._outcomes.put(tenant, entry, names or (action,))
-            case EnvironmentCreated(trajectory=trajectory):
+            case EnvironmentCreated(trajectory=trajectory) | EnvironmentEnded(trajectory=trajectory):
                 self._outcomes.put(NO_FLOW, entry, (trajectory,))
             case _:
                 self._outcomes.put_after_all(entry)

@@ -19,7 +19,7 @@ from shared.runtime.units import Epoch, Seconds
 
 _log = log.get(__name__)
 
-MOST_AT_ONCE, MOST_SHARED = 256, 64
+MOST_AT_ONCE, MOST_SHARED = 256, 16
 """Writes of one flush, and of one while several tenants have writes: a new write waits for the flush under way."""
 
 
@@ -138,20 +138,17 @@ class Interpreter:
         creation for the same trajectory. The same holds for a hold of quotas and its end, because a repeated flush
         would take it again; and a refund stays after the grants that were decided before it.
         """
-        batch: list[Write] = []
         begun: set[str] = set()
         order = _HoldOrder()
-        most = MOST_SHARED if self._waiting.shared else MOST_AT_ONCE
-        while self._waiting and len(batch) < most:
-            write = self._waiting.peek()
-            if isinstance(write, Forget) and write.trajectory in begun:
-                break
-            if not order.accepts(write):
-                break
+
+        def accepts(write: Write) -> bool:
+            if (isinstance(write, Forget) and write.trajectory in begun) or not order.accepts(write):
+                return False
             if isinstance(write, Granting) and write.trajectory:
                 begun.add(write.trajectory)
-            batch.append(self._waiting.pop())
-        return batch
+            return True
+
+        return self._waiting.take(MOST_SHARED if self._waiting.shared else MOST_AT_ONCE, accepts)
 
     async def _write(self, batch: list[Write]) -> None:
         unmade = [write for write in batch if isinstance(write, Forget) and write.ended == "unmade"]

@@ -85,9 +85,4 @@ class Batcher(Generic[Item, Reply]):
 
     def _next(self) -> list[tuple[Item, asyncio.Future[Reply]]]:
         most = self._most_shared if self._waiting.shared else self._most
-        taken: list[tuple[Item, asyncio.Future[Reply]]] = []
-        while self._waiting and len(taken) < most:
-            pair = self._waiting.pop()
-            if not pair[1].done():
-                taken.append(pair)
-        return taken
+        return [waiting for waiting in self._waiting.take(most) if not waiting[1].done()]

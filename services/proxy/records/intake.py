@@ -22,7 +22,7 @@ from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.runtime.errors import Conflict, NotFound, Overloaded, TreadleError
 from shared.runtime.units import Seconds
 
-MOST_AT_ONCE, MOST_SHARED = 256, 32
+MOST_AT_ONCE, MOST_SHARED = 256, 16
 """Submissions in one round trip, and in one while several tenants submit."""
 NO_TRAJECTORY = "it was never opened, or ended long ago"
 

@@ -14,6 +14,7 @@ Laws, for items that wait at the same time:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -124,9 +125,21 @@ class TurnQueue(Generic[Item]):
         self._left += 1
         return waiting[1]
 
-    def take(self, most: int) -> list[Item]:
-        """Remove up to `most` items, in the order in which they leave."""
-        return [self.pop() for _ in range(min(most, self._size))]
+    def take(self, most: int, accepts: Callable[[Item], bool] = lambda _: True) -> list[Item]:
+        """Remove a part: items that are handled together, in the order in which they leave.
+
+        Args:
+            most: its largest size. It is smaller if items of several flows wait and those of all flows but one leave
+                with it: they do not wait for more items of the one.
+            accepts: called for each item before it leaves; False: the part ends before it.
+        """
+        part: list[Item] = []
+        several = len(self._turns) > 1
+        while self._size and len(part) < most and not (several and len(self._turns) == 1):
+            if not accepts(self.peek()):
+                break
+            part.append(self.pop())
+        return part
 
     def _is_alone(self, flow: str) -> bool:
         """Return whether no other flow than this one is present."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -88,6 +89,7 @@ def test_another_tenants_submission_is_in_the_first_small_part(driver: ArrivalsD
     driver.put(*many, single)
     parts = driver.parts()
     assert where(parts, single.message) == (0, 1)
+    assert len(parts[0]) == 2, "it waits for no more of the others"
     assert max(map(len, parts)) == HANDLED_SHARED
     assert [one for part in parts for one in part if one.tenant == "ada"] == [one.message for one in many]
 
@@ -148,16 +150,34 @@ def test_an_unreadable_entry_precedes_the_cancellation_of_its_action(driver: Arr
     assert where(parts, unreadable) < where(parts, asked)
 
 
-@pytest.mark.parametrize("last", [inventory(), ended("t9")])
-def test_an_inventory_and_the_end_of_an_environment_follow_all_earlier_outcomes(
-    driver: ArrivalsDriver, last: Any
-) -> None:
+def test_an_inventory_follows_all_earlier_outcomes(driver: ArrivalsDriver) -> None:
     driver.put(*of("ada", 300), *of("bob", 1))
     driver.parts()
+    last = inventory()
     driver.put(*outcomes("ada", range(299)), *outcomes("bob", [0]), from_node(last), *outcomes("ada", [299]))
     handled = [one for part in driver.parts() for one in part]
     assert handled.index(last) == 300
     assert handled[-1] == outcome("ada299")
+
+
+def test_the_end_of_an_environment_follows_its_outcomes_and_delays_no_other_tenant(driver: ArrivalsDriver) -> None:
+    act, gone = acting("act", trajectory="t9"), ended("t9")
+    driver.put(*of("ada", 300), journalled(act), *of("bob", 1))
+    driver.parts()
+    verdict = outcome("act")
+    driver.put(*outcomes("ada", range(300)), from_node(verdict), from_node(gone), *outcomes("bob", [0]))
+    parts = driver.parts()
+    assert where(parts, verdict) < where(parts, gone)
+    assert where(parts, outcome("bob0"))[0] == 0
+
+
+def test_submissions_and_outcomes_are_handled_in_turn_while_shared(driver: ArrivalsDriver) -> None:
+    driver.put(*of("ada", 200), *of("bob", 1))
+    driver.parts()
+    driver.put(*of("ada", 200, batch="more"), *outcomes("ada", range(200)))
+    kinds = [{type(one) for one in part} for part in driver.parts()]
+    assert all(len(kind) == 1 for kind in kinds)
+    assert all(one != other for one, other in itertools.pairwise(kinds))
 
 
 def test_messages_about_one_action_keep_their_order(driver: ArrivalsDriver) -> None:

@@ -131,7 +131,7 @@ async def test_items_of_several_flows_leave_in_turn_and_in_small_parts(flushes: 
     flushes.gate.set()
     await asyncio.gather(first, one, *many)
 
-    assert flushes.taken == [[0], [1, 10, 2], [3, 4, 5]]
+    assert flushes.taken == [[0], [1, 10], [2, 3, 4], [5]]
     assert batcher.shared
 
 

@@ -127,7 +127,7 @@ def test_one_item_beside_a_thousand_of_another_flow_leaves_second() -> None:
     for number in range(1000):
         queue.put("ada", f"a{number}", ("batch",))
     queue.put("bob", "b", ("other",))
-    assert queue.take(3) == ["a0", "b", "a1"]
+    assert [queue.pop() for _ in range(3)] == ["a0", "b", "a1"]
     assert len(queue) == 998
 
 
@@ -139,7 +139,7 @@ def test_a_name_takes_an_item_into_the_flow_where_its_fellow_waits() -> None:
         queue.put("bob", f"b{number}")
     queue.put(NO_FLOW, "revoke a2", ("action2",))
     queue.put(NO_FLOW, "free")
-    assert queue.take(8) == ["a0", "b0", "free", "a1", "b1", "a2", "b2", "revoke a2"]
+    assert [queue.pop() for _ in range(8)] == ["a0", "b0", "free", "a1", "b1", "a2", "b2", "revoke a2"]
 
 
 def test_a_queue_is_shared_while_others_wait_or_have_left_recently(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,3 +189,43 @@ def test_an_item_whose_names_wait_in_two_flows_leaves_after_all() -> None:
     queue.put(NO_FLOW, "both", ("x", "y"))
     queue.put("ada", "later")
     assert queue.take(5) == ["a", "b0", "b1", "both", "later"]
+
+
+def test_a_part_ends_when_the_others_have_left_with_it() -> None:
+    queue: TurnQueue[str] = TurnQueue()
+    for number in range(100):
+        queue.put("ada", f"a{number}")
+    queue.put("bob", "b0")
+    queue.put("bob", "b1")
+    assert queue.take(16) == ["a0", "b0", "a1", "b1"], "bob does not wait for more of ada's"
+    assert len(queue.take(16)) == 16, "a part of one flow has its full size"
+    queue.put("bob", "b2")
+    queue.put("cyd", "c0")
+    assert queue.take(16) == ["a18", "b2", "c0"]
+
+
+def test_a_part_ends_before_an_item_that_is_not_accepted() -> None:
+    queue: TurnQueue[int] = TurnQueue()
+    for number in range(9):
+        queue.put("ada", number)
+    assert queue.take(8, lambda item: item != 3) == [0, 1, 2]
+    assert queue.take(8, lambda item: item != 3) == []
+    assert queue.take(2) == [3, 4]
+
+
+@given(steps, st.sampled_from([1, 4, 1000]), st.integers(1, 9))
+def test_parts_leave_in_the_order_of_single_items(given_steps: list[Put | None], recent: int, most: int) -> None:
+    """Taking parts instead of items changes where one ends, never the order."""
+    single, parted = Recorded(), Recorded()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(turns, "RECENT", recent)
+        for put in given_steps:
+            if put is not None:
+                single.put(put)
+                parted.put(put)
+        single.drain()
+        parts = []
+        while parted.queue:
+            parts.append(parted.queue.take(most))
+    assert [item for part in parts for item in part] == single.left
+    assert all(0 < len(part) <= most for part in parts)

@@ -15,43 +15,59 @@ from shared.policy.resources.pools import Lane, Pool
 
 @dataclass(slots=True)
 class Blocked:
-    """Head that waits for units, with its reservation, which is computed on first use."""
+    """Head that waits for units or quotas, with its reservation. Each part of it is computed on first use."""
 
     head: ActionState
     pool: Pool
     lane: Lane
     node: Node | None = None
     """Node where its units are predicted to be free together first; None if no ready node will ever have them."""
+    units_s: float | None = None
+    """Time at which they are."""
     until_s: float | None = None
     """Start of the reservation; infinity if it waits for what environments hold. Then no quotas are reserved: the work
     that ends these environments may need them."""
 
     def forbids(self, cluster: ClusterState, node: Node, action: ActionState, now: float) -> bool:
         """Return whether this work, started there now, would delay the head."""
-        if self.until_s is None:
-            self.until_s, self.node = reserve_node(cluster, self.pool, self.lane, self.head, now)
-            if self.head.needed_quotas:
-                self.until_s = max(self.until_s, cluster.quotas.free_at(self.head.needed_quotas, now))
-        if (
-            self.head.needed_quotas
-            and self.until_s < math.inf
-            and self._forbids_quotas(cluster, action, now, self.until_s)
-        ):
+        if self._forbids_quotas(cluster, action, now):
             return True
-        if node is not self.node or self.head.needs.keys().isdisjoint(action.needs):
+        if not self.needs_units(cluster, node, action, now):
             return False
-        if self.head.needed_quotas and node.has_free(_both(self.head.needs, action.needs)):
-            return False  # the head waits for its quotas, and its units stay free
-        if self.until_s == math.inf:
+        until_s = self._until(cluster, now)
+        if until_s == math.inf:
             return action.begins
-        return now + cluster.durations.expect_at_most(action) > self.until_s
+        return now + cluster.durations.expect_at_most(action) > until_s
 
-    def _forbids_quotas(self, cluster: ClusterState, action: ActionState, now: float, until_s: float) -> bool:
-        amounts = action.needed_quotas
-        if not amounts:
+    def needs_units(self, cluster: ClusterState, node: Node, action: ActionState, now: float) -> bool:
+        """Return whether this work, started there now, would take units that the head waits for or will need."""
+        if self.head.needs.keys().isdisjoint(action.needs):
+            return False
+        if self.units_s is None:
+            self.units_s, self.node = reserve_node(cluster, self.pool, self.lane, self.head, now)
+        if node is not self.node:
+            return False
+        # else the head waits for its quotas, and its units stay free
+        return not self.head.needed_quotas or not node.has_free(_both(self.head.needs, action.needs))
+
+    def _until(self, cluster: ClusterState, now: float) -> float:
+        if self.until_s is None:
+            if self.units_s is None:
+                self.units_s, self.node = reserve_node(cluster, self.pool, self.lane, self.head, now)
+            self.until_s = self.units_s
+            if self.head.needed_quotas and self.until_s < math.inf:
+                self.until_s = max(self.until_s, cluster.quotas.free_at(self.head.needed_quotas, now))
+        return self.until_s
+
+    def _forbids_quotas(self, cluster: ClusterState, action: ActionState, now: float) -> bool:
+        needed, amounts = self.head.needed_quotas, action.needed_quotas
+        if not needed or not amounts or needed.keys().isdisjoint(amounts):
+            return False
+        until_s = self._until(cluster, now)
+        if until_s == math.inf:
             return False
         end_s = now + cluster.durations.expect_at_most(action)
-        return cluster.quotas.delays(self.head.needed_quotas, until_s, amounts, end_s, now)
+        return cluster.quotas.delays(needed, until_s, amounts, end_s, now)
 
 
 def _both(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -33,7 +33,7 @@ class AttemptHolds:
         """Take the quotas of a new attempt, or restore the hold of one that the node reports (`adopted`)."""
         known = self.quotas.holds.get(action.hold_key)
         if known is not None:  # restored from the store
-            self.quotas.ends[known.key] = action.expected_end_s
+            self.quotas.expect_end(known.key, action.expected_end_s)
             return
         attempt = (action.request.id, action.stage, action.attempt)
         hold = QuotaHold(*attempt, node.name, node.incarnation, now, action.work.quotas, action.serial)

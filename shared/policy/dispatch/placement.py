@@ -78,10 +78,13 @@ def units_free_at(cluster: ClusterState, node: Node, needed: Mapping[str, int], 
     """Return when the needed units are predicted to be free together on a node: absolute seconds, `now` at least;
     infinity if never. What the node was asked to stop is assumed to end now.
     """
+    free = {name: node.free(name) for name in needed}
+    if all(free[name] >= count for name, count in needed.items()):
+        return now
     held = cluster.granted.get(node.name, {}).values()
     ends = [(action.expected_end_s, action.units) for action in held if action.allocated]
     ends += [(now, orphan.units) for orphan in node.orphans.values()]
-    return reserve(now, needed, {name: node.free(name) for name in needed}, ends)
+    return reserve(now, needed, free, ends)
 
 
 def load_of(node: Node, need: EnvironmentNeed) -> float:

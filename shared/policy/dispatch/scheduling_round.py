@@ -10,8 +10,7 @@ heads' keys, so a resource that several pools use is reserved for the oldest nee
 from __future__ import annotations
 
 import heapq
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -22,7 +21,6 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.blocked import Blocked
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.elastic_grants import NewGrant, busy, grant_elastic_units, units_worth_waiting_for
-from shared.policy.dispatch.lanes import LaneKey
 from shared.policy.dispatch.node_choice import (
     is_possible,
     most_free,
@@ -30,8 +28,11 @@ from shared.policy.dispatch.node_choice import (
     place_prefetched,
     places,
 )
+from shared.policy.dispatch.quota_waits import Need
 from shared.policy.dispatch.shares import update_shares
+from shared.policy.dispatch.sleeping import SleepingHeads, follows, sleeper
 from shared.policy.model.formulation import Command, Grant, Resume
+from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
 
@@ -53,30 +54,25 @@ class SchedulingRound:
     it."""
     reshared: set[str] = field(default_factory=set)
     """Blocked heads for which shares were updated. Once a round for each: an update can take back what another gave."""
-    serving: Lane | None = None
-    """Lane that is being served."""
-    blocked_asleep: dict[LaneKey, Blocked] = field(default_factory=dict)
-    """Reservations of sleeping lanes' heads that were asked for in this round."""
+    reached: EbfKey | None = None
+    """Highest key of a head that was served: lanes with a lower one precede. The next head of a lane may have a lower
+    key, because it is another tenant's turn."""
+    sleeping: SleepingHeads = field(init=False)
+    """Reservations of sleeping lanes' heads."""
     busy_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     """Node -> seconds until each unit taken before this round is predicted free."""
+
+    def __post_init__(self) -> None:
+        self.sleeping = SleepingHeads(self.cluster, self.now, self.waits)
 
     def forbids(self, node: Node, action: ActionState) -> bool:
         """Return whether this work, started there now, would delay a blocked head."""
         if any(one.forbids(self.cluster, node, action, self.now) for one in self.blocked):
             return True
-        asleep = self.cluster.queues.lanes.asleep.get(node.name)
-        return asleep is not None and any(self._reserved(*one, node, action) for one in asleep.values())
-
-    def _reserved(self, pool: Pool, lane: Lane, node: Node, action: ActionState) -> bool:
-        """Return whether this work would delay the head of a sleeping lane that precedes the lane being served."""
-        assert self.serving is not None, "work is placed for a lane"
-        if lane is self.serving or lane.queue.head_key() > self.serving.queue.head_key():
+        if not self.cluster.queues.lanes.asleep:
             return False
-        known = self.blocked_asleep.get((pool.name, lane.name))
-        if known is None:
-            head = self.cluster.queues.queued[lane.queue.head() or ""]
-            known = self.blocked_asleep[pool.name, lane.name] = Blocked(head, pool, lane)
-        return not self.follows([node], known.head) and known.forbids(self.cluster, node, action, self.now)
+        assert self.reached is not None, "work is placed for a lane"
+        return self.sleeping.forbid(self.reached, node, action)
 
     def too_early(self, node: Node, action: ActionState) -> bool:
         """Return whether it does better to wait for more of this node's units.
@@ -100,38 +96,54 @@ class SchedulingRound:
             self.waits.add(node.name)
         return waits
 
-    def follows(self, nodes: list[Node], action: ActionState) -> bool:
-        """Return whether it waits only because others wait for more of these nodes' units. Their reservations precede
-        its own.
-        """
-        waits_itself = action.units is not action.work.units
-        return action.scales and not waits_itself and all(node.name in self.waits for node in nodes if node.ready)
-
     def granted(self, node: Node) -> set[str]:
         """Actions that were granted on the node in this round."""
         return {one.action.request.id for one in self.new_grants if one.node is node}
 
-    def serve(self, waiting: list[tuple[Pool, Lane]]) -> None:
-        """Serve the lanes; each time, the lane whose head has the lowest key."""
-        if len(waiting) == 1:
-            while self._serve(*waiting[0]):
-                pass
+    def serve(self, waiting: list[tuple[Pool, Lane]], free: Iterable[Need] = ()) -> None:
+        """Serve the lanes; each time, the lane whose head has the lowest key.
+
+        `free`: quotas that sleeping lanes lack and that are free now.
+        """
+        if len(waiting) == 1 and not free:
+            pool, lane = waiting[0]
+            more = True
+            while more:
+                if self.cluster.queues.lanes.asleep:
+                    self._reach(lane.queue.head_key())
+                more = self._serve(pool, lane)
             return
         heads = [(lane.queue.head_key(), at) for at, (_, lane) in enumerate(waiting)]
         heapq.heapify(heads)
+        woken: dict[int, Need] = {}
+
+        def wake_next(need: Need) -> None:
+            first = self.cluster.queues.lanes.wake_first(need, self.cluster.quotas, self.now)
+            if first is not None:
+                woken[len(waiting)] = need
+                heapq.heappush(heads, (first[1].queue.head_key(), len(waiting)))
+                waiting.append(first)
+
+        for need in free:
+            wake_next(need)
         while heads:
-            _, at = heads[0]
+            key, at = heads[0]
+            self._reach(key)
             if self._serve(*waiting[at]):
                 heapq.heapreplace(heads, (waiting[at][1].queue.head_key(), at))
             else:
                 heapq.heappop(heads)
+            if at in woken:
+                wake_next(woken.pop(at))
+
+    def _reach(self, key: EbfKey) -> None:
+        self.reached = key if self.reached is None else max(self.reached, key)
 
     def _serve(self, pool: Pool, lane: Lane) -> bool:
         """Grant the head of a lane, or reserve units for it. False: the lane is finished for this round."""
         cluster, head = self.cluster, lane.queue.head()
         if head is None:
             return False
-        self.serving = lane
         nodes, action = cluster.nodes.of(pool, lane), cluster.queues.queued[head]
         node = self._place(pool, lane, action)
         if node is not None:
@@ -145,25 +157,14 @@ class SchedulingRound:
             self._grant(lane, action, node, is_head=True, prefetched=True)
         else:
             lane.feasible = head
-            if not self.follows(nodes, action):
+            if not follows(self.waits, nodes, action):
                 self.blocked.append(Blocked(action, pool, lane))
             self._backfill(pool, lane)
-            if self._may_sleep(pool, lane):
-                cluster.queues.lanes.sleep(pool, lane)
+            if (one := sleeper(cluster, pool, lane, self.now)) is not None:
+                cluster.queues.lanes.sleep(one, cluster.quotas, self.now)
+                self.sleeping.served.add((pool.name, lane.name))
             return False
         return bool(lane.queue)
-
-    def _may_sleep(self, pool: Pool, lane: Lane) -> bool:
-        """Return whether nothing can start from a lane, and no share can change for it, before its node changes."""
-        head = lane.queue.head()
-        if not lane.node or head is None or head != lane.feasible or self.cluster.queues.queued[head].needed_quotas:
-            return False
-        for node in self.cluster.nodes.of(pool, lane):
-            if node.limit(pool.resource) < node.capacity.get(pool.resource, 0):
-                return False
-            if node.ready and (node.free(pool.resource) or not self.cluster.queues.queued[head].pool_units):
-                return False
-        return True
 
     def _is_stuck(self, pool: Pool, lane: Lane, action: ActionState) -> bool:
         """Return whether no present node and no present limit of its quotas will ever let the head start."""
@@ -185,7 +186,7 @@ class SchedulingRound:
         if self._lacks_quotas(action):
             return []  # more units would not let it start
         self.reshared.add(head)
-        return update_shares(self.cluster, pool, blocked=True)
+        return update_shares(self.cluster, pool, self.now, blocked=True)
 
     def _place(self, pool: Pool, lane: Lane, action: ActionState) -> Node | None:
         """Return the node where the action may start now, if any."""
@@ -237,11 +238,11 @@ class SchedulingRound:
 
     def next_wake_s(self) -> float:
         """Return when the quotas of a blocked head are refilled next; infinity if none waits for that."""
-        quotas, times = self.cluster.quotas, list[float]()
-        for one in self.blocked:
-            if one.head.needed_quotas and one.head.state == "queued":
-                times.append(quotas.refilled_at(one.head.needed_quotas, self.now))
-        return min((at_s for at_s in times if at_s > self.now), default=math.inf)
+        quotas = self.cluster.quotas
+        heads = [one.head for one in self.blocked if one.head.state == "queued" and one.head.needed_quotas]
+        times = [quotas.refilled_at(head.needed_quotas, self.now) for head in heads]
+        asleep_s = self.cluster.queues.lanes.waits.next_refill_s(quotas, self.now)
+        return min([asleep_s, *(at_s for at_s in times if at_s > self.now)])
 
     def _grant(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False) -> None:
         """Charge the tenant, assign the action to the node, and add the command."""
@@ -293,12 +294,13 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
         cluster.queues.quotas_changed()
     if cluster.queues.dirty:
         for name in sorted(cluster.queues.dirty):
-            commands += update_shares(cluster, cluster.queues.pools[name])
+            commands += update_shares(cluster, cluster.queues.pools[name], now)
         cluster.queues.dirty.clear()
         cluster.promote(now)
     scheduling = SchedulingRound(cluster, now, commands)
-    scheduling.serve(cluster.queues.lanes.to_serve())
-    cluster.next_wake_s = scheduling.next_wake_s() if scheduling.blocked else math.inf
+    free = cluster.queues.lanes.wake_quotas(cluster.quotas, now)
+    scheduling.serve(cluster.queues.lanes.to_serve(), free)
+    cluster.next_wake_s = scheduling.next_wake_s()
     return grant_elastic_units(cluster, now, commands, scheduling.new_grants) if scheduling.scales else commands
 
 

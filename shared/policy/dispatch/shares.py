@@ -14,7 +14,7 @@ from shared.policy.resources.ledger import Node, spread
 from shared.policy.resources.pools import Pool, ZeroQueue
 
 
-def update_shares(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -> list[Command]:
+def update_shares(cluster: ClusterState, pool: Pool, now: float, *, blocked: bool = False) -> list[Command]:
     """Update the units that nodes own for a pool. A pool without a target owns all units.
 
     `blocked`: the head of its queue does not fit the owned units.
@@ -27,7 +27,7 @@ def update_shares(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -
     if not cluster.queues.planned:
         rule = "blocked" if blocked or (head is not None and head == pool.feasible) else "on"
     least = pool.demand.peak if rule == "on" else rule
-    bound = _bound_units(cluster, pool)
+    bound = _bound_units(cluster, pool, now)
     of_head = (action.work.kind, action.work.units) if action is not None else ()
     inputs = (pool.target, pool.outside.peak, least, tuple(bound.items()), *of_head)
     if inputs == pool.settled:
@@ -62,15 +62,18 @@ def _set_shares(nodes: list[Node], resource: str, shares: dict[str, int]) -> lis
     return commands
 
 
-def _bound_units(cluster: ClusterState, pool: Pool) -> dict[str, int]:
+def _bound_units(cluster: ClusterState, pool: Pool, now: float) -> dict[str, int]:
     """Node -> units to own there for heads of lanes that fit on no other node, or whose environment has memory
-    there. None where an older attempt of the head is an orphan: no share lets it start before that has ended.
+    there. None for a head that lacks quotas, and none where an older attempt of the head is an orphan: no share lets it
+    start before.
     """
     bound: dict[str, int] = {}
     for lane in pool.lanes.values():
         if (head := lane.queue.head()) is None:
             continue
         action = cluster.queues.queued[head]
+        if action.needed_quotas and not cluster.quotas.fits(action.needed_quotas, now):
+            continue
         nodes = [node for node in cluster.nodes.of(pool, lane) if node.ready and action.could_run_on(node)]
         need = action.request.need
         if action.begins and need is not None:

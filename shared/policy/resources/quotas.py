@@ -15,6 +15,7 @@ arithmetic (`send_grants`), so a new leader reads exactly this state.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -23,6 +24,8 @@ from shared.policy.model.quotas import Amounts, QuotaHold, QuotaLimits, Rate, Re
 
 ROUNDING: Final = 1e-9
 """Relative excess of a limit that counts as rounding."""
+END_OF_KEYS: Final = "\U0010ffff"
+"""Comes after every `QuotaHold.key`."""
 
 
 class Level(NamedTuple):
@@ -39,7 +42,11 @@ class Level(NamedTuple):
 
 @dataclass(slots=True)
 class Quotas:
-    """Quotas of the mesh by name, and the amounts taken from them. Every method is O(limits of the named quotas)."""
+    """Quotas of the mesh by name, and the amounts taken from them.
+
+    Every method is O(limits of the named quotas), unless it says more. A change of a hold also moves 8 bytes for each
+    hold of its quotas.
+    """
 
     limits: dict[str, QuotaLimits] = field(default_factory=dict)
     holds: dict[str, QuotaHold] = field(default_factory=dict)
@@ -48,8 +55,10 @@ class Quotas:
     """(Quota, period of a rate) -> its level. Kept while the quota is unknown: its limits may come back."""
     used: dict[str, float] = field(default_factory=dict)
     """Quota -> amounts of its holds together."""
-    holders: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Quota -> `QuotaHold.key` -> amount."""
+    holders: dict[str, list[tuple[float, str, float]]] = field(default_factory=dict)
+    """Quota -> (predicted end, `QuotaHold.key`, amount) of its holds, ascending."""
+    changed: dict[str, None] = field(default_factory=dict)
+    """Quotas since the last scheduling round of which more may be free, or of which money was spent, in order."""
     changes: list[QuotaHold | Settled] = field(default_factory=list)
     """Settlements, and holds that a node reported, that were not yet collected for the store (`collect`)."""
     refunded: bool = False
@@ -67,6 +76,7 @@ class Quotas:
             self.limits.pop(name, None)
         else:
             self.limits[name] = limits
+        self.changed[name] = None
 
     def why_never(self, amounts: Amounts) -> str:
         """Return why these amounts can never be taken under the present limits; empty if they can, now or later."""
@@ -94,21 +104,26 @@ class Quotas:
 
     def fits(self, amounts: Amounts, now: float) -> bool:
         """Return whether all these amounts can be taken now."""
+        return self.lacking(amounts, now) is None
+
+    def lacking(self, amounts: Amounts, now: float) -> str | None:
+        """Return the first of these quotas of which the amount cannot be taken now; None if all can."""
         for name, amount in amounts.items():
             limits = self.limits.get(name)
             if limits is None:
-                return False
+                return name
             used = self.used.get(name, 0.0)
             if any(_exceeds(used + amount, most) for most in limits.concurrency):
-                return False
+                return name
             if any(_exceeds(self.missing(name, rate, now) + amount, rate.most) for rate in limits.rates):
-                return False
-        return True
+                return name
+        return None
 
     def free_at(self, amounts: Amounts, now: float) -> float:
         """Return the time at which these amounts can be taken together; infinity if never.
 
-        It is exact for rates; for concurrency it depends on predicted ends. O(holds of the quota) if concurrency lacks.
+        It is exact for rates; for concurrency it depends on predicted ends. If concurrency lacks, O(holds that have to
+        end first).
         """
         at_s = self.refilled_at(amounts, now)
         for name, amount in amounts.items():
@@ -133,14 +148,16 @@ class Quotas:
         excess = self.missing(name, rate, now) + amount - rate.most
         if excess <= ROUNDING * max(1.0, rate.most):
             return now
-        return now + excess / rate.per_s if rate.per_s and not _exceeds(amount, rate.most) else math.inf
+        if not rate.per_s or _exceeds(amount, rate.most):
+            return math.inf
+        return max(now + excess / rate.per_s, math.nextafter(now, math.inf))  # later, also if the sum is rounded
 
     def _ended_at(self, name: str, most: float, now: float) -> float:
         """Return the time at which the amounts held are predicted to be at most this."""
         used = self.used.get(name, 0.0)
         if not _exceeds(used, most):
             return now
-        for end_s, amount in sorted((self.ends[key], amount) for key, amount in self.holders.get(name, {}).items()):
+        for end_s, _, amount in self.holders.get(name, ()):
             used -= amount
             if not _exceeds(used, most):
                 return max(now, end_s)
@@ -149,7 +166,8 @@ class Quotas:
     def delays(self, head: Amounts, until_s: float, amounts: Amounts, end_s: float, now: float) -> bool:
         """Return whether taking these amounts now, until `end_s`, would make too little left for the head at `until_s`.
 
-        Only quotas that both name matter. `until_s` is finite. O(holds of these quotas).
+        Only quotas that both name matter. `until_s` is finite. If these amounts are held for longer, O(holds that end
+        on one side of `until_s`).
         """
         for name, amount in amounts.items():
             limits = self.limits.get(name)
@@ -160,11 +178,18 @@ class Quotas:
                 if _exceeds(missing + head[name], rate.most):
                     return True
             if limits.concurrency and end_s > until_s:
-                holders = self.holders.get(name, {})
-                held = sum(taken for key, taken in holders.items() if self.ends[key] > until_s)
+                held = self._held_after(name, until_s)
                 if any(_exceeds(held + amount + head[name], most) for most in limits.concurrency):
                     return True
         return False
+
+    def _held_after(self, name: str, until_s: float) -> float:
+        """Return the amount of a quota that is predicted to be held after that time. O(the smaller side of it)."""
+        holders = self.holders.get(name, [])
+        at = bisect_right(holders, (until_s, END_OF_KEYS, 0.0))
+        if at > len(holders) // 2:
+            return sum(amount for _, _, amount in holders[at:])
+        return self.used.get(name, 0.0) - sum(amount for _, _, amount in holders[:at])
 
     # ---- changes of what is taken: all of them are here --------------------------------------------------------
 
@@ -176,6 +201,8 @@ class Quotas:
                 level = self.levels.get((name, rate.period_s), Level())  # maybe of a clock that was ahead of this one
                 missing = level.at(hold.at_s, rate)
                 self.levels[name, rate.period_s] = Level(missing + amount, max(hold.at_s, level.at_s))
+                if not rate.per_s:
+                    self.changed[name] = None  # what is left may never be enough for others
 
     def restore(self, hold: QuotaHold, end_s: float) -> None:
         """Add a hold of a former leader, whose rates were restored with `restore_level`."""
@@ -183,7 +210,18 @@ class Quotas:
         self.holds[hold.key], self.ends[hold.key] = hold, end_s
         for name, amount in hold.amounts.items():
             self.used[name] = self.used.get(name, 0.0) + amount
-            self.holders.setdefault(name, {})[hold.key] = amount
+            insort(self.holders.setdefault(name, []), (end_s, hold.key, amount))
+
+    def expect_end(self, key: str, end_s: float) -> None:
+        """Set the predicted end of a hold's attempt."""
+        before, self.ends[key] = self.ends[key], end_s
+        for name, amount in self.holds[key].amounts.items():
+            self._remove_holder(name, before, key)
+            insort(self.holders[name], (end_s, key, amount))
+
+    def _remove_holder(self, name: str, end_s: float, key: str) -> None:
+        holders = self.holders[name]
+        del holders[bisect_left(holders, (end_s, key))]
 
     def adopt(self, hold: QuotaHold, end_s: float) -> None:
         """Restore the hold of a reported attempt that had counted as lost. Its rates were taken at the grant."""
@@ -193,6 +231,7 @@ class Quotas:
     def restore_level(self, name: str, period_s: float | None, level: Level) -> None:
         """Restore the level of a rate from the store."""
         self.levels[name, period_s] = level
+        self.changed[name] = None
 
     def settle(self, key: str, *, not_begun_s: float | None = None) -> None:
         """End a hold: its concurrency is free. No effect if it is not known (settled before).
@@ -226,15 +265,17 @@ class Quotas:
         if level is not None:
             now = max(now, level.at_s)
             self.refunded = self.refunded or not rate.per_s
+            self.changed[name] = None
             self.levels[name, rate.period_s] = Level(max(0.0, level.at(now, rate) - amount), now)
 
     def _remove(self, key: str) -> QuotaHold | None:
         hold = self.holds.pop(key, None)
         if hold is not None:
-            del self.ends[key]
+            end_s = self.ends.pop(key)
             for name, amount in hold.amounts.items():
                 self.used[name] -= amount
-                del self.holders[name][key]
+                self.changed[name] = None
+                self._remove_holder(name, end_s, key)
                 if not self.holders[name]:
                     del self.used[name], self.holders[name]  # exactly nothing, without rounding errors
         return hold
@@ -277,6 +318,10 @@ class Quotas:
         for name in {*self.used, *(name for hold in self.holds.values() for name in hold.amounts)}:
             used = sum(hold.amounts.get(name, 0.0) for hold in self.holds.values())
             assert math.isclose(used, self.used.get(name, 0.0), abs_tol=1e-6), f"amounts held of {name}"
+            holds = [
+                (self.ends[key], key, hold.amounts[name]) for key, hold in self.holds.items() if name in hold.amounts
+            ]
+            assert sorted(holds) == self.holders.get(name, []), f"holds of {name} by predicted end"
 
 
 def _exceeds(amount: float, most: float) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.stimuli import (
     ActionCancelled,
     AttemptsEnded,
@@ -25,12 +26,20 @@ from shared.policy.dispatch.stimuli import (
 )
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import CloseEnvironment, Command, EnvironmentNeed, Grant, Request, Revoke, Work
+from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from tests.shared.policy.strategies import SPECS
 
 POOLS = ("cores@cpu", "slots@cpu", "cores@big")
 KINDS = ("run", "act", "grade")
+QUOTAS = {
+    "few": (QuotaLimits((1.0,)), QuotaLimits((2.0,)), None),
+    "some": (QuotaLimits((4.0,)), QuotaLimits((6.0,), (Rate(3.0, 2.0),))),
+    "paced": (QuotaLimits((), (Rate(2.0, 1.0),)), QuotaLimits((), (Rate(5.0, 4.0, 2.0),)), QuotaLimits((1.0,))),
+    "money": (QuotaLimits((), (Rate(60.0),)), QuotaLimits((), (Rate(100.0),)), QuotaLimits((), (Rate(500.0),))),
+}
+"""Quota -> limits that it is given, the first ones at the beginning."""
 
 
 @dataclass(slots=True)
@@ -40,6 +49,8 @@ class History:
     rng: Random
     acting: float = 0.3
     """Fraction of the actions that run in environments."""
+    taking: float = 0.0
+    """Fraction of the actions that take quotas."""
     dispatcher: Dispatcher = field(default_factory=lambda: Dispatcher(specs=SPECS))
     steps: list[tuple[float, Stimulus, list[Command]]] = field(default_factory=list)
     now: float = 100.0
@@ -129,6 +140,9 @@ class History:
             units = {"cores": 1}
             amounts, elasticity = (1, 2, 3, 4), Elasticity("amdahl", serial=0.05)
         work = Work("work", kind, pool, units, 30.0, rng.random() < 0.9, amounts, elasticity, lasts_s)
+        if self.taking and rng.random() < self.taking:
+            names = rng.sample(sorted(QUOTAS), rng.choice([1, 1, 2]))
+            work = replace(work, quotas={quota: rng.choice([1.0, 1.0, 2.0]) for quota in names})
         self.works[name] = work
         arrival = (round(self.now * 1000), len(self.works))
         tenant = rng.choice(["ada", "bob", "cyd"])
@@ -138,6 +152,9 @@ class History:
         """One random event."""
         rng = self.rng
         self.now += rng.choice([0.0, 0.001, 0.01, 0.1, 0.4])
+        if self.taking and rng.random() < 0.03:
+            quota = rng.choice(list(QUOTAS))
+            self.give(QuotaSet(quota, rng.choice(QUOTAS[quota])))
         event = rng.random()
         if event < 0.5:
             self.submit()
@@ -163,9 +180,11 @@ class History:
             self.give(TickPassed())
 
 
-def history(seed: int, nodes: int, steps: int, acting: float = 0.3) -> Iterator[History]:
+def history(seed: int, nodes: int, steps: int, acting: float = 0.3, taking: float = 0.0) -> Iterator[History]:
     """Yield a random history after each step."""
-    made = History(Random(seed), acting)
+    made = History(Random(seed), acting, taking)
+    for quota, limits in QUOTAS.items() if taking else ():
+        made.give(QuotaSet(quota, limits[0]))
     for at in range(nodes):
         made.join(at)
     for _ in range(steps):

@@ -110,22 +110,27 @@ def test_rankings_choose_like_scans_of_all_nodes(seed: int) -> None:
     assert found > 100, "the history has choices to compare"
 
 
-@pytest.mark.parametrize(("nodes", "acting"), [(10, 0.3), (3, 0.8)])
+@pytest.mark.parametrize(("nodes", "acting", "taking"), [(10, 0.3, 0.0), (3, 0.8, 0.0), (10, 0.4, 0.5), (3, 0.5, 0.9)])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_decisions_are_those_of_a_dispatcher_that_scans_all_nodes_and_lanes(
-    seed: int, nodes: int, acting: float, monkeypatch: pytest.MonkeyPatch
+    seed: int, nodes: int, acting: float, taking: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same stimuli again, with plain scans, and with every lane awake in every round."""
-    made = list(history(100 + seed, nodes, steps=700, acting=acting))[-1]
-    slept = False
+    made, slept, lacked = None, False, False
+    for made in history(100 + seed, nodes, steps=700, acting=acting, taking=taking):
+        made.dispatcher.cluster.queues.lanes.check(made.dispatcher.cluster.queues.pools.values())
+        asleep = made.dispatcher.cluster.queues.lanes.asleep
+        slept = slept or bool(asleep)
+        lacked = lacked or any(one.lacking for one in asleep.values())
+    assert made is not None
     for name, scan in SCANS.items():
         monkeypatch.setattr(blocked if name == "reserve_node" else scheduling_round, name, scan)
     again = Dispatcher(specs=SPECS)
     for now, stimulus, commands in made.steps:
-        slept = slept or bool(again.cluster.queues.lanes.asleep)
         again.cluster.queues.lanes.wake_all()
         assert again.handle(now, stimulus) == commands, stimulus
     assert slept, "the history has lanes that sleep"
+    assert lacked == bool(taking), "the history has lanes that sleep because they lack quotas"
     assert sum(isinstance(one, Grant) for _, _, commands in made.steps for one in commands) > 100
 
 

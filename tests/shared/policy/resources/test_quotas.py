@@ -111,6 +111,34 @@ def test_a_quota_is_free_at_the_time_that_is_predicted_and_not_before(
         assert not quotas.fits({"a": 1.0}, earlier)
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.sampled_from([90.0, 101.0, 105.0, 120.0])), max_size=12
+    ),
+    st.data(),
+)
+@settings(deadline=None)
+def test_holds_by_predicted_end_answer_as_sums_over_all_holds_do(
+    taken: list[tuple[float, float]], data: st.DataObject
+) -> None:
+    quotas = Quotas({"a": QuotaLimits((5.0,))})
+    for number, (amount, end_s) in enumerate(taken):
+        quotas.take(QuotaHold(f"r{number}", 0, 1, "n", "1", 100.0, {"a": amount}), end_s)
+    for key in data.draw(st.sets(st.sampled_from(sorted(quotas.holds)))) if quotas.holds else ():
+        quotas.settle(key)
+    for key in data.draw(st.sets(st.sampled_from(sorted(quotas.holds)))) if quotas.holds else ():
+        quotas.expect_end(key, data.draw(st.sampled_from([95.0, 103.0, 130.0])))
+    quotas.check()
+    ends = [(quotas.ends[key], hold.amounts["a"]) for key, hold in quotas.holds.items()]
+    wanted = data.draw(st.sampled_from([1.0, 3.5, 5.0]))
+    times = [100.0, *(end_s for end_s, _ in ends)]
+    enough = [at_s for at_s in times if sum(held for end_s, held in ends if end_s > at_s) + wanted <= 5.0 + 1e-9]
+    free_s = 100.0 if sum(held for _, held in ends) + wanted <= 5.0 + 1e-9 else max(100.0, min(enough))
+    assert quotas.free_at({"a": wanted}, 100.0) == free_s
+    held = sum(amount for end_s, amount in ends if end_s > 104.0)
+    assert quotas.delays({"a": 2.0}, 104.0, {"a": wanted}, 110.0, 100.0) == (held + wanted + 2.0 > 5.0 + 1e-9)
+
+
 def test_a_clock_behind_that_of_the_former_leader_refills_nothing_twice() -> None:
     quotas, rate = Quotas({"a": QuotaLimits((), (Rate(10.0, 1.0),))}), Rate(10.0, 1.0)
     quotas.restore_level("a", 1.0, Level(9.0, 100.0))

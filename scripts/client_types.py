@@ -39,6 +39,7 @@ SENT: Final = (
     "ActionRequest",
     "ParkRequest",
     "TrajectoryRequest",
+    "TrajectoryChange",
     "TrajectoryAction",
 )
 """Schemas of the bodies that the client sends."""

@@ -56,6 +56,7 @@ class ActionRequest(Closed, frozen=True, kw_only=True):
     budget_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 3600.0
     """Seconds after which the answer is not needed."""
     priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 0.0
+    """Seconds by which it goes later in the order, negative for earlier."""
 
 
 class ParkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from shared.kinds.formulation import Duration, Name, Scaling, Units
 from shared.messages.environments import EnvironmentSpec
 
 Group = Annotated[str, msgspec.Meta(max_length=200)]
+Priority = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 TrajectoryState = Literal["open", "closed", "expired", "lost"]
 """`open`, or its end: `closed` by its trainer, `expired` at the end of its lifetime, `lost` with its environment (an
 infrastructure failure)."""
@@ -38,6 +39,14 @@ class TrajectoryRequest(Closed, frozen=True, kw_only=True):
     """Class of the nodes that may have its environment."""
 
 
+class TrajectoryChange(Closed, frozen=True, kw_only=True):
+    """Changes an open trajectory."""
+
+    priority: Priority
+    """Seconds by which its unanswered and later actions go later in the order of your tenant, negative for earlier. An
+    action that runs is not interrupted."""
+
+
 class TrajectoryAction(Closed, frozen=True, kw_only=True):
     """One action in a trajectory's environment. Actions of one trajectory run one at a time, in order of arrival."""
 
@@ -58,8 +67,8 @@ class TrajectoryAction(Closed, frozen=True, kw_only=True):
     the environment continues."""
     budget_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 3600.0
     """Seconds after which the answer is not needed."""
-    priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 0.0
-    """Actions with a lower value go first among those with the same expected completion."""
+    priority: Priority = 0.0
+    """Seconds by which it goes later in the order, negative for earlier. That of its trajectory is added."""
 
 
 class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +92,8 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True):
     active_at: float
     """Time at which its last action was submitted."""
     ended_at: float | None
+    priority: float = 0.0
+    """Newest priority; 0 until it is changed."""
 
 
 class TrajectoryList(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,5 +102,11 @@ class TrajectoryList(msgspec.Struct, frozen=True, kw_only=True):
     trajectories: list[TrajectoryView]
 
 
-TRAJECTORY_TYPES: tuple[type[Any], ...] = (TrajectoryRequest, TrajectoryAction, TrajectoryView, TrajectoryList)
+TRAJECTORY_TYPES: tuple[type[Any], ...] = (
+    TrajectoryRequest,
+    TrajectoryChange,
+    TrajectoryAction,
+    TrajectoryView,
+    TrajectoryList,
+)
 """Types of the OpenAPI document."""

@@ -90,7 +90,8 @@ def trajectory(name: str) -> str:
     """Return the hash of a trajectory. It expires `keep_s` after the end.
 
     state (open, closed, expired, lost), reason, digest, lifetime_s, keep_s, opened_ms, active_ms, ended_ms,
-    node: where its environment was placed; tenant, task, batch, group, request, class: of nodes; spec: msgpack.
+    node: where its environment was placed; tenant, task, batch, group, request, class: of nodes; spec: msgpack;
+    priority, if it was changed.
     """
     return f"trajectory:{name}"
 
@@ -186,7 +187,7 @@ def grants(node: str, incarnation: str) -> str:
 
 ACTIONS: Final = actions.ACTIONS.name
 """Stream: the journal. An entry exists exactly as long as its action is unanswered. Beside the message m: index in the
-batch or -1; action: its key; batch; trajectory (only if it has one)."""
+batch or -1; action: its key; batch; trajectory (only if it has one); priority of that trajectory, if it was changed."""
 OUTCOMES: Final = outcomes.OUTCOMES.name
 """Stream: reports of attempts and environments, until what follows from them is written."""
 NODES: Final = nodes.NODES.name

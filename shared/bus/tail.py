@@ -10,7 +10,7 @@ from typing import Any, Generic
 from redis.asyncio import Redis
 
 from shared.bus.connection import TRANSIENT, command
-from shared.messages.actions import INDEX_FIELD, OLDER_INDEX_FIELD
+from shared.messages.actions import INDEX_FIELD, OLDER_INDEX_FIELD, PRIORITY_FIELD
 from shared.messages.base import ENTRY, M, Topic
 from shared.runtime import log
 from shared.runtime.units import Seconds
@@ -28,6 +28,8 @@ class Entry(Generic[M]):
     message: M
     index: int
     """The journal's index field; -1 elsewhere."""
+    priority: float = 0.0
+    """Priority of the trajectory when its action was accepted; 0 elsewhere."""
 
     @property
     def at(self) -> Seconds:
@@ -93,9 +95,8 @@ class Tail:
             if topic.unreadable is None:
                 return None
             message = topic.unreadable(named, why)
-        return Entry(
-            topic.name, entry_id, message, int(named.get(INDEX_FIELD) or named.get(OLDER_INDEX_FIELD) or b"-1")
-        )
+        index = int(named.get(INDEX_FIELD) or named.get(OLDER_INDEX_FIELD) or b"-1")
+        return Entry(topic.name, entry_id, message, index, float(named.get(PRIORITY_FIELD, 0.0)))
 
     async def batches(self, blocks: Callable[[], bool] = lambda: True) -> AsyncIterator[list[Entry[Any]]]:
         """Yield batches of entries until stopped, also across restarts of Valkey; [] after `block_s` without any.

@@ -37,6 +37,14 @@ class StoredPlacement(msgspec.Struct, frozen=True, array_like=True):
     """Units that it holds on that node until it ends."""
 
 
+class PriorityReceipt(NamedTuple):
+    """Result of `set_priority`."""
+
+    code: Literal["set", "ended", "unknown"]
+    how: str
+    """If it has ended: its state, a space, and the reason."""
+
+
 class TrajectoryStatus(NamedTuple):
     """Status of a trajectory."""
 
@@ -81,10 +89,12 @@ class TrajectoryRecord(NamedTuple):
     opened_at: float
     active_at: float
     ended_at: float | None
+    priority: float = 0.0
 
 
 _INDEXES = (keys.TRAJECTORIES_OPEN, keys.TRAJECTORIES_DUE, keys.TRAJECTORIES_ENDED)
 _OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict", -2: "full"}
+_PRIORITIES: dict[int, Any] = {1: "set", 0: "ended", -1: "unknown"}
 _spec = msgspec.msgpack.Decoder(EnvironmentSpec)
 _placement = msgspec.msgpack.Decoder(StoredPlacement)
 pack = msgspec.msgpack.Encoder().encode
@@ -140,6 +150,28 @@ async def close_trajectory(redis: Redis, trajectory: str, reason: str) -> bool:
     """End an open trajectory at its trainer's request. No effect if it has ended. False: there is none."""
     touched = (*_INDEXES, keys.ACTIONS, *keys.trajectory_group(trajectory))
     return bool(await call(redis, "close_trajectory_v2", touched, reason) == 1)
+
+
+async def set_priority(redis: Redis, trajectory: str, priority: float) -> PriorityReceipt:
+    """Set the priority of an open trajectory, which the leader applies to its unanswered actions. Must be finite."""
+    touched = (keys.ACTIONS, keys.trajectory(trajectory))
+    code, how = await call(redis, "set_trajectory_priority_v1", touched, repr(float(priority)))
+    return PriorityReceipt(_PRIORITIES[code], how.decode())
+
+
+async def read_priorities(redis: Redis, trajectories: Sequence[str]) -> dict[str, float]:
+    """Return the priorities of those of these trajectories whose priority was changed. One round trip per
+    `READ_AT_ONCE` of them.
+    """
+    found: dict[str, float] = {}
+    for start in range(0, len(trajectories), READ_AT_ONCE):
+        chunk = trajectories[start : start + READ_AT_ONCE]
+        pipe = redis.pipeline(transaction=False)
+        for trajectory in chunk:
+            pipe.hget(keys.trajectory(trajectory), "priority")
+        priorities = zip(chunk, await pipe.execute(), strict=True)
+        found |= {trajectory: float(priority) for trajectory, priority in priorities if priority is not None}
+    return found
 
 
 async def record_ends(redis: Redis, epoch: Epoch, ends: Sequence[tuple[str, str, str]]) -> None:
@@ -251,4 +283,5 @@ def _record(name: str, fields: dict[bytes, bytes]) -> TrajectoryRecord:
         opened_at=int(fields[b"opened_ms"]) / 1000,
         active_at=int(fields[b"active_ms"]) / 1000,
         ended_at=int(fields[b"ended_ms"]) / 1000 if b"ended_ms" in fields else None,
+        priority=float(fields.get(b"priority", b"0")),
     )

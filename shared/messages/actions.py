@@ -6,6 +6,7 @@ The entry's stream id is the action's arrival, on Valkey's clock. The leader rea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -68,7 +69,7 @@ class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.
     start_within_s: float | None = None
     """Answer `expired` at once if the predicted start is later than this after its arrival (`/run_code`)."""
     priority: float = 0.0
-    """Lower goes first among actions of equal expected completion (trajectory priority)."""
+    """Lower goes first. The priority of its trajectory is added; it is in the entry's envelope."""
     timeout_score: float | None = None
     """The task's score for a met time limit, unless the stage has its own."""
     trajectory: str = ""
@@ -97,6 +98,15 @@ class ResumeActionRequested(Message, frozen=True, kw_only=True, tag="action.resu
     """Request to resume a parked action, because its wait is over. The leader handles and then deletes it."""
 
     action: str
+
+
+class PriorityRequested(Message, frozen=True, kw_only=True, tag="trajectory.priority-requested.v1"):
+    """A trainer has changed the priority of a trajectory. It applies to its unanswered actions; entries of later ones
+    carry it. The leader handles and then deletes it.
+    """
+
+    trajectory: str
+    priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 
 
 class CloseRequested(Message, frozen=True, kw_only=True, tag="trajectory.close-requested.v1"):
@@ -132,6 +142,7 @@ class UnreadableEntry(Message, frozen=True, kw_only=True, tag="entry.unreadable.
 
 
 INDEX_FIELD, ACTION_FIELD, BATCH_FIELD, TRAJECTORY_FIELD = b"index", b"action", b"batch", b"trajectory"
+PRIORITY_FIELD = b"priority"
 """The envelope: fields of a submission's entry in addition to the message. Entries of schema 1 have none."""
 OLDER_INDEX_FIELD, OLDER_ACTION_FIELD, OLDER_BATCH_FIELD = b"i", b"a", b"b"
 """Their names in entries from before schema 4, which keep them until they are answered."""
@@ -174,7 +185,7 @@ def _texts(raw: bytes) -> dict[str, str]:
     return {name: value for name, value in message.items() if isinstance(name, str) and isinstance(value, str)}
 
 
-Request = CancelRequested | CloseRequested | ParkActionRequested | ResumeActionRequested
+Request = CancelRequested | CloseRequested | PriorityRequested | ParkActionRequested | ResumeActionRequested
 """Requests about actions that are in the journal already."""
 
 ACTIONS: Topic[ActionSubmitted | Request | UnreadableEntry] = Topic(

@@ -118,6 +118,7 @@ ROUTES = [
     ("POST", "/v1/trajectories", {}),
     ("GET", "/v1/trajectories", None),
     ("GET", "/v1/trajectories/{trajectory}", None),
+    ("PATCH", "/v1/trajectories/{trajectory}", {"priority": -1.0}),
     ("DELETE", "/v1/trajectories/{trajectory}", None),
     ("POST", "/v1/trajectories/{trajectory}/actions", {"kind": "env.list"}),
     ("GET", "/v1/trajectories/{trajectory}/swerex/is_alive", None),

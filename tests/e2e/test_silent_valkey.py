@@ -28,11 +28,13 @@ OTHERS: dict[str, Json] = {
     "/v1/actions/{id}/resume": {},
     "/v1/tasks/{task}": TASK,
     "/v1/tenants/{tenant}": {"weight": 2.0},
+    "/v1/trajectories/{trajectory}": {"priority": 1.0},
     "/v1/batches/{batch}/progress": {"generating": 1},
     "/v1/batches/{batch}/seal": {},
     "/v1/trajectories/{trajectory}/swerex/close": {},
 }
-PUT = ("/v1/tasks/{task}", "/v1/tenants/{tenant}")
+METHODS = {"/v1/tasks/{task}": "PUT", "/v1/tenants/{tenant}": "PUT", "/v1/trajectories/{trajectory}": "PATCH"}
+"""Methods of `OTHERS` if not POST."""
 DELETED = (
     "/v1/tasks/{task}",
     "/v1/tenants/{tenant}",
@@ -118,7 +120,7 @@ async def test_calls_end_with_503_and_retry_after(http: aiohttp.ClientSession, s
 
     with silent(store):
         calls = [ends_so("POST", path, body) for path, body in BEGINS_WORK.items()]
-        calls += [ends_so("PUT" if path in PUT else "POST", path, body) for path, body in OTHERS.items()]
+        calls += [ends_so(METHODS.get(path, "POST"), path, body) for path, body in OTHERS.items()]
         calls += [ends_so("DELETE", path, {}) for path in DELETED]
         await asyncio.gather(*calls)
 

@@ -270,3 +270,5 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Time at which its last action was submitted."""
     ended_at: float | None
     batch: str | None = None
+    priority: float = 0.0
+    """Newest priority; 0 until it is changed."""

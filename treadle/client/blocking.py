@@ -115,6 +115,7 @@ class Trajectories(_Twin):
     open = _blocking(AsyncTrajectories.open)
     view = _blocking(AsyncTrajectories.view)
     act = _blocking(AsyncTrajectories.act)
+    prioritize = _blocking(AsyncTrajectories.prioritize)
     close = _blocking(AsyncTrajectories.close)
 
 

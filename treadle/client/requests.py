@@ -132,6 +132,7 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     node_class: str = "default"
     params: Mapping[str, Any] = {}
     priority: float = 0.0
+    """Seconds by which it goes later in the order, negative for earlier."""
     request_id: str | None = None
     timeout_s: float = 60.0
     """Execution limit. Queueing does not count."""
@@ -195,6 +196,14 @@ class TrajectoryRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """RL job of the trajectory, for people."""
 
 
+class TrajectoryChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Changes an open trajectory."""
+
+    priority: float
+    """Seconds by which its unanswered and later actions go later in the order of your tenant, negative for earlier. An
+    action that runs is not interrupted."""
+
+
 TrajectoryActionKind = Literal[
     "env.bash", "env.close_session", "env.download", "env.exec", "env.list", "env.read", "env.upload", "env.write"
 ]
@@ -213,7 +222,7 @@ class TrajectoryAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Units -> efficiency E(m), or a model: {"model": "amdahl", "serial": s} or {"model": "power", "exponent": e}."""
     params: Mapping[str, Any] = {}
     priority: float = 0.0
-    """Actions with a lower value go first among those with the same expected completion."""
+    """Seconds by which it goes later in the order, negative for earlier. That of its trajectory is added."""
     request_id: str | None = None
     """Your own id, unique in the trajectory. A repeat with the same id returns the first answer."""
     timeout_s: float = 60.0

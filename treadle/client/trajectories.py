@@ -1,4 +1,4 @@
-"""The client's trajectories: open, act, view, close."""
+"""The client's trajectories: open, act, view, change, close."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from treadle.client.actions import run_action
 from treadle.client.answers import Answer, TrajectoryView
-from treadle.client.requests import TrajectoryAction, TrajectoryActionKind, TrajectoryRequest
+from treadle.client.requests import TrajectoryAction, TrajectoryActionKind, TrajectoryChange, TrajectoryRequest
 from treadle.client.transport import Transport, quoted
 
 
@@ -59,6 +59,19 @@ class AsyncTrajectories:
         """
         action = TrajectoryAction(kind=kind, params=params or {}, **rest)
         return await run_action(self._transport, f"/v1/trajectories/{quoted(trajectory)}/actions", action)
+
+    async def prioritize(self, trajectory: str, priority: float) -> TrajectoryView:
+        """Change the priority of a trajectory, for its unanswered and its later actions. Idempotent.
+
+        Args:
+            trajectory: its id.
+            priority: seconds by which its actions go later in the order of the tenant; negative for earlier.
+        Raises:
+            Conflict: the trajectory has ended; the error has the reason.
+            NotFound: there is no such trajectory.
+        """
+        change = TrajectoryChange(priority=priority)
+        return await self._transport.call(TrajectoryView, "PATCH", f"/v1/trajectories/{quoted(trajectory)}", change)
 
     async def close(self, trajectory: str) -> TrajectoryView:
         """End a trajectory: cancel its unanswered actions and close its environment. Idempotent.

@@ -1,4 +1,4 @@
-"""/v1/trajectories: open, read, act, close. Bare ASGI: a rollout opens thousands, each with dozens of actions."""
+"""/v1/trajectories: open, read, change, act, close. Bare ASGI: a rollout opens thousands, each with dozens of acts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import msgspec
 from services.proxy.http.asgi import Call, HotRoute, Reply
 from services.proxy.http.hot import submit_and_wait
 from services.proxy.records.trajectory_service import unknown
-from shared.api.trajectories import TrajectoryAction, TrajectoryList, TrajectoryRequest, TrajectoryState
+from shared.api.trajectories import (
+    TrajectoryAction,
+    TrajectoryChange,
+    TrajectoryList,
+    TrajectoryRequest,
+    TrajectoryState,
+)
 from shared.runtime.errors import BadRequest
 from shared.runtime.validation import decoded
 
 _encoder = msgspec.json.Encoder()
 _request = msgspec.json.Decoder(TrajectoryRequest)
+_change = msgspec.json.Decoder(TrajectoryChange)
 _action = msgspec.json.Decoder(TrajectoryAction)
 _name = re.compile(r"t(?:[0-9a-f]{16}|[0-9a-f]{24})")  # 16: ids of older versions
 
@@ -51,6 +58,14 @@ async def get_trajectory(call: Call) -> Reply:
     return Reply(200, _encoder.encode(await call.proxy.trajectories.view(named(call))))
 
 
+async def patch_trajectory(call: Call) -> Reply:
+    """PATCH /v1/trajectories/{trajectory}: change its priority. A repeat changes nothing."""
+    call.query()
+    trajectory = named(call)
+    change = decoded(_change, await call.body(call.proxy.settings.max_body_bytes))
+    return Reply(200, _encoder.encode(await call.proxy.trajectories.change(trajectory, change)))
+
+
 async def delete_trajectory(call: Call) -> Reply:
     """DELETE /v1/trajectories/{trajectory}: end it. A repeat changes nothing."""
     call.query()
@@ -82,5 +97,6 @@ TRAJECTORY_ROUTES = [
     HotRoute("POST", "/v1/trajectories", post_trajectory),
     HotRoute("GET", "/v1/trajectories", list_trajectories),
     HotRoute("GET", "/v1/trajectories/{trajectory}", get_trajectory),
+    HotRoute("PATCH", "/v1/trajectories/{trajectory}", patch_trajectory),
     HotRoute("DELETE", "/v1/trajectories/{trajectory}", delete_trajectory),
 ]

@@ -13,6 +13,7 @@ from shared.messages.actions import (
     CancelRequested,
     CloseRequested,
     ParkActionRequested,
+    PriorityRequested,
     Request,
     ResumeActionRequested,
 )
@@ -39,7 +40,7 @@ def names_of(submitted: ActionSubmitted) -> tuple[str, ...]:
 
 def names_of_request(asked: Request) -> tuple[str, ...]:
     """Return the name of the action or trajectory that it is about; none for a batch, whose actions have their own."""
-    name = asked.trajectory if isinstance(asked, CloseRequested) else asked.action
+    name = asked.trajectory if isinstance(asked, CloseRequested | PriorityRequested) else asked.action
     return (name,) if name else ()
 
 
@@ -136,7 +137,7 @@ class Arrivals:
                 self._submissions.put(NO_FLOW, entry, (action,))
             case CancelRequested(action=action, batch=batch):
                 self._submissions.put(NO_FLOW, entry, (action or batch,))
-            case CloseRequested(trajectory=trajectory):
+            case CloseRequested(trajectory=trajectory) | PriorityRequested(trajectory=trajectory):
                 self._submissions.put(NO_FLOW, entry, (trajectory,))
             case unreadable:
                 named = (unreadable.action, unreadable.batch, unreadable.trajectory)

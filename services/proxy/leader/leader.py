@@ -29,14 +29,7 @@ from shared.bus.holds import Taking
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.kinds.registry import all_kinds
-from shared.messages.actions import (
-    ActionSubmitted,
-    CancelRequested,
-    CloseRequested,
-    ParkActionRequested,
-    ResumeActionRequested,
-    UnreadableEntry,
-)
+from shared.messages.actions import ActionSubmitted, Request, UnreadableEntry
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES, Bye, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken
@@ -125,13 +118,13 @@ class Leader:
                     submitted.append(entry)
                 case Finished():
                     finished.append(entry)
-                case CancelRequested() | CloseRequested() | ParkActionRequested() | ResumeActionRequested():
-                    self._submit(now, submitted)
-                    submitted = []
-                    self._handle(now, to_request_stimulus(entry.message))
-                    self._interpreter.discard(entry.id, *names_of_request(entry.message))
                 case UnreadableEntry():
                     self._refuse(entry)
+                case asked if isinstance(asked, Request):
+                    self._submit(now, submitted)
+                    submitted = []
+                    self._handle(now, to_request_stimulus(asked))
+                    self._interpreter.discard(entry.id, *names_of_request(asked))
                 case InventoryTaken() | EnvironmentEnded() | Hello() | Bye():
                     self._finish(now, finished)
                     finished = []
@@ -200,7 +193,7 @@ class Leader:
         for stimulus in to_stimuli(now, entry):
             self._handle(now, stimulus)
 
-    def restore(self, stimulus: stimuli.Restored) -> None:
+    def restore(self, stimulus: stimuli.Restored | stimuli.PriorityChanged) -> None:
         """Pass state that was read from the store to the dispatcher."""
         self._handle(self._clock.unix(), stimulus)
 

@@ -8,7 +8,14 @@ from typing import Any, Final
 from shared.api.images import familiar
 from shared.bus.tail import Entry
 from shared.kinds.registry import all_kinds
-from shared.messages.actions import CancelRequested, CloseRequested, ParkActionRequested, Request, ResumeActionRequested
+from shared.messages.actions import (
+    CancelRequested,
+    CloseRequested,
+    ParkActionRequested,
+    PriorityRequested,
+    Request,
+    ResumeActionRequested,
+)
 from shared.messages.batches import BatchEnded
 from shared.messages.environments import LOCAL, EnvironmentsExpected
 from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
@@ -68,6 +75,8 @@ def to_request_stimulus(asked: Request) -> Stimulus:
     match asked:
         case CloseRequested():
             return stimuli.TrajectoryClosed(asked.trajectory)
+        case PriorityRequested():
+            return stimuli.PriorityChanged(asked.trajectory, asked.priority)
         case ParkActionRequested():
             return stimuli.ParkRequested(asked.action)
         case ResumeActionRequested():

@@ -126,6 +126,7 @@ def to_request(entry: Entry[ActionSubmitted]) -> Request:
         start_by_s=None if start_within_s is None else arrived_s + start_within_s,
         priority=submitted.priority,
         need=to_need(submitted),
+        trajectory_priority=entry.priority,
     )
 
 

@@ -16,7 +16,7 @@ from shared.bus.batches import first_arrival
 from shared.bus.nodes import read_hellos
 from shared.bus.quotas import read_quotas
 from shared.bus.tail import Entry, Tail
-from shared.bus.trajectories import read_placements, read_statuses
+from shared.bus.trajectories import read_placements, read_priorities, read_statuses
 from shared.messages.actions import ACTIONS, ActionSubmitted, CloseRequested
 from shared.messages.batches import BATCHES
 from shared.messages.environments import TRAJECTORIES
@@ -29,6 +29,7 @@ from shared.policy.dispatch.stimuli import (
     ActionRestored,
     FirstArrivalRestored,
     PlacementRestored,
+    PriorityChanged,
     TrajectoryRestored,
 )
 from shared.policy.model.formulation import StageAct
@@ -61,6 +62,7 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader) -> Tail:
     closing = {entry.message.trajectory for entry in entries if isinstance(entry.message, CloseRequested)}
     await _restore_placements(redis, leader, {entry.message.trajectory for entry in requests} - {""}, closing)
     await _handle(leader, entries)
+    await _restore_priorities(redis, leader, {entry.message.trajectory for entry in requests} - {""})
     await _restore_actions(redis, leader, requests)
     hellos = [Entry(NODES.name, stored.entry, stored.hello, -1) for stored in await read_hellos(redis)]
     await _handle(leader, hellos)
@@ -132,6 +134,12 @@ async def _restore_ends(redis: Redis, leader: Leader, trajectories: Iterable[str
         if state != "open":
             why = f"the trajectory is {state}: {reason}" if state else "the trajectory ended long ago"
             leader.restore(TrajectoryRestored(trajectory, why))
+
+
+async def _restore_priorities(redis: Redis, leader: Leader, acting: set[str]) -> None:
+    """Restore priorities that changed after actions were submitted: the former leader has deleted these entries."""
+    for trajectory, priority in (await read_priorities(redis, sorted(acting))).items():
+        leader.restore(PriorityChanged(trajectory, priority))
 
 
 async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:

@@ -135,6 +135,12 @@ class Intake:
         return [receipt if receipt.code != "journal-full" else Receipt("disk-short", shortage) for receipt in receipts]
 
 
+def trajectory_ended(trajectory: str, how: str) -> Conflict:
+    """Return the error for a request to a trajectory that has ended. `how`: its state, a space, and the reason."""
+    state, _, reason = how.partition(" ")
+    return Conflict(what=f"trajectory {trajectory} is {state}: {reason}")
+
+
 def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | None:
     """Return the error for a submission that the journal has rejected; None if it was accepted."""
     match receipt.code:
@@ -149,8 +155,7 @@ def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | N
         case "no-trajectory":
             return NotFound(kind="trajectory", name=submitted.trajectory, hint=NO_TRAJECTORY)
         case "trajectory-ended":
-            state, _, reason = receipt.entry.partition(" ")
-            return Conflict(what=f"trajectory {submitted.trajectory} is {state}: {reason}")
+            return trajectory_ended(submitted.trajectory, receipt.entry)
         case "answer-gone":
             why = "was answered, and its answer has expired; it is not executed again"
             return Conflict(what=f"request_id {submitted.request!r} {why}")

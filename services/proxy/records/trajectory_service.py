@@ -12,9 +12,15 @@ from redis.asyncio import Redis
 from services.proxy.records.disk import StoreDisk, short_of_disk
 from services.proxy.records.environment_actions import stage_of
 from services.proxy.records.ids import Ids, random_id
-from services.proxy.records.intake import NO_TRAJECTORY
+from services.proxy.records.intake import NO_TRAJECTORY, trajectory_ended
 from services.proxy.records.registries import Registries
-from shared.api.trajectories import TrajectoryAction, TrajectoryRequest, TrajectoryState, TrajectoryView
+from shared.api.trajectories import (
+    TrajectoryAction,
+    TrajectoryChange,
+    TrajectoryRequest,
+    TrajectoryState,
+    TrajectoryView,
+)
 from shared.bus import trajectories
 from shared.bus.batches import batch_tenant
 from shared.bus.connection import with_retries
@@ -120,6 +126,24 @@ class TrajectoryService:
                 break
         return views[:limit]
 
+    async def change(self, trajectory: str, change: TrajectoryChange) -> TrajectoryView:
+        """Change an open trajectory: its priority applies to its unanswered and to its later actions.
+
+        Raises:
+            NotFound: there is no such trajectory.
+            Conflict: it has ended.
+        """
+
+        async def attempt() -> trajectories.PriorityReceipt:
+            return await trajectories.set_priority(self._redis, trajectory, change.priority)
+
+        code, how = await with_retries(attempt, what="changing a trajectory", limit_s=RETRY_LIMIT_S)
+        if code == "unknown":
+            raise unknown(trajectory)
+        if code == "ended":
+            raise trajectory_ended(trajectory, how)
+        return await self.view(trajectory)
+
     async def close(self, trajectory: str) -> TrajectoryView:
         """End a trajectory: cancel its unanswered actions and end its environment. No effect if it has ended.
 
@@ -212,4 +236,5 @@ def _view(record: trajectories.TrajectoryRecord) -> TrajectoryView:
         opened_at=record.opened_at,
         active_at=record.active_at,
         ended_at=record.ended_at,
+        priority=record.priority,
     )

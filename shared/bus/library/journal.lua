@@ -36,11 +36,13 @@ local function journal_one(room, key, batch_key, archived_key, trajectory_key, a
   end
   if room.entries <= 0 then return { -5, '' } end
   if is_full(room, tenant) then return { -9, '' } end
+  local priority = false
   if trajectory_key then
-    local t = redis.call('HMGET', trajectory_key, 'state', 'reason')
+    local t = redis.call('HMGET', trajectory_key, 'state', 'reason', 'priority')
     if not t[1] then return { -6, '' } end
     if t[1] ~= 'open' then return { -7, t[1] .. ' ' .. t[2] } end
     if redis.call('SISMEMBER', acted_key, key) == 1 then return { -8, '' } end
+    priority = t[3]
   end
   local index, first = -1, false
   if b then
@@ -52,11 +54,12 @@ local function journal_one(room, key, batch_key, archived_key, trajectory_key, a
     first = index == 0
   end
   -- action, batch, trajectory: the envelope, for a leader of another version that cannot read the payload
+  -- priority: the trajectory's at this moment; later changes are entries of their own
   local entry
   if trajectory_key then
     local trajectory = id_of(trajectory_key)
     entry = redis.call('XADD', room.journal, '*', 'm', payload, 'index', index, 'action', key, 'batch', batch,
-      'trajectory', trajectory)
+      'trajectory', trajectory, unpack(priority and { 'priority', priority } or {}))
     redis.call('HSET', key, 'digest', digest, 'entry', entry, 'batch', batch, 'trajectory', trajectory)
   else
     entry = redis.call('XADD', room.journal, '*', 'm', payload, 'index', index, 'action', key, 'batch', batch)

@@ -61,6 +61,21 @@ local function close_trajectory(keys, args)
   return 1
 end
 
+-- set_trajectory_priority(actions, trajectory; priority)
+--   -> {code, reason}: 1 its priority is this now, 0 it has ended (reason: its state, a space, why), -1 there is none
+--   The journal entry makes the leader apply it to the unanswered actions; entries of later actions carry it.
+local function set_trajectory_priority(keys, args)
+  local t = redis.call('HMGET', keys[2], 'state', 'reason', 'priority')
+  if not t[1] then return { -1, '' } end
+  if t[1] ~= 'open' then return { 0, t[1] .. ' ' .. t[2] } end
+  local priority = tonumber(args[1])
+  if tonumber(t[3] or '0') == priority then return { 1, '' } end
+  redis.call('HSET', keys[2], 'priority', args[1])
+  local change = { kind = 'trajectory.priority-requested.v1', trajectory = id_of(keys[2]), priority = priority }
+  redis.call('XADD', keys[1], '*', 'm', cmsgpack.pack(change))
+  return { 1, '' }
+end
+
 -- record_environment_ends(trajectories:open, trajectories:due, trajectories:ended, epoch:<role>, placements,
 --                         {trajectory, acted of it}...; epoch, {ended, reason}...)
 --   Its environment has ended; `unmade`: it was not created, and the trajectory stays open with the reason until its
@@ -115,5 +130,6 @@ end
 
 register('open_trajectory_v2', open_trajectory)
 register_allowed_when_full('close_trajectory_v2', close_trajectory)
+register_allowed_when_full('set_trajectory_priority_v1', set_trajectory_priority)
 register_allowed_when_full('record_environment_ends_v2', record_environment_ends)
 register_allowed_when_full('expire_trajectories_v2', expire_trajectories)

@@ -99,9 +99,13 @@ class Queues:
         self.remove_demand(action)
 
     def prioritize(self, action: ActionState, priority: float) -> bool:
-        """Give an action another priority. Returns whether it has moved in an order; else it applies later."""
-        action.request = request = replace(action.request, priority=priority)
-        action.key = action.key._replace(priority=priority)  # also while it is parked: it is queued again with this key
+        """Apply another priority of its trajectory to an action. Returns whether the action has moved in an order; else
+        the priority applies when it is queued again.
+        """
+        if action.request.trajectory_priority == priority:
+            return False
+        action.request = request = replace(action.request, trajectory_priority=priority)
+        action.key = self.batches.reprioritized(action.key, request)  # parked too: it is queued again with this key
         lane = action.lane
         if request.id not in self.queued or lane is None:
             return False

@@ -2,7 +2,8 @@
 
 Times are absolute seconds of one monotonic scale, the one of the journal's ids. Mappings and tuples in a stimulus must
 not change afterwards. The order of those that restore a former leader: `QuotaEvent`, `FirstArrivalRestored`,
-`TrajectoryRestored`, `PlacementRestored`, `RequestsSubmitted`, `ActionRestored`, then everything else.
+`TrajectoryRestored`, `PlacementRestored`, `RequestsSubmitted`, `PriorityChanged`, `ActionRestored`, then everything
+else.
 """
 
 from __future__ import annotations
@@ -59,17 +60,6 @@ class BatchCancelled:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PriorityChanged:
-    """An unanswered action has another priority: lower goes first among actions of equal expected completion.
-
-    It applies while the action waits, and when it is queued again. A new leader needs it again.
-    """
-
-    action: str
-    priority: float
-
-
 # ---- attempts --------------------------------------------------------------------------------------------------------
 
 
@@ -111,6 +101,17 @@ class ResumeRequested:
 
 
 # ---- trajectories ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityChanged:
+    """A trajectory has another priority. It is added to that of each of its unanswered actions; lower goes first.
+
+    It applies while an action waits, and when it is queued again. Later submissions carry it. A new leader needs it.
+    """
+
+    trajectory: str
+    priority: float
 
 
 @dataclass(frozen=True, slots=True)

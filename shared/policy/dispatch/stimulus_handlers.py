@@ -62,12 +62,12 @@ class StimulusHandlers:
             stimuli.ActionRestored: self._action_restored,
             stimuli.ActionCancelled: self._action_cancelled,
             stimuli.BatchCancelled: self._batch_cancelled,
-            stimuli.PriorityChanged: self._priority_changed,
             stimuli.AttemptStarted: self._attempt_started,
             stimuli.AttemptsEnded: self._attempts_ended,
             stimuli.ParkRequested: self._park_requested,
             stimuli.AttemptParked: self._attempt_parked,
             stimuli.ResumeRequested: self._resume_requested,
+            stimuli.PriorityChanged: self._priority_changed,
             stimuli.TrajectoryClosed: self._trajectory_closed,
             stimuli.TrajectoryRestored: self._trajectory_restored,
             stimuli.PlacementRestored: self._placement_restored,
@@ -137,10 +137,6 @@ class StimulusHandlers:
     def _batch_cancelled(self, now: float, one: stimuli.BatchCancelled) -> list[Command]:
         return self.registry.cancel(now, self.registry.members(one.batch), one.reason)
 
-    def _priority_changed(self, _: float, one: stimuli.PriorityChanged) -> list[Command] | None:
-        action = self.registry.actions.get(one.action)
-        return [] if action is not None and self.cluster.queues.prioritize(action, one.priority) else None
-
     # ---- attempts ----------------------------------------------------------------------------------------------
 
     def _attempt_started(self, now: float, one: stimuli.AttemptStarted) -> None:
@@ -162,6 +158,11 @@ class StimulusHandlers:
         return [] if self._parking.resume(now, asked.action) else None
 
     # ---- trajectories ------------------------------------------------------------------------------------------
+
+    def _priority_changed(self, _: float, one: stimuli.PriorityChanged) -> list[Command] | None:
+        names = self.cluster.trajectories.turns.get(one.trajectory, ())
+        moved = [self.cluster.queues.prioritize(self.registry.actions[name], one.priority) for name in names]
+        return [] if any(moved) else None
 
     def _trajectory_closed(self, now: float, one: stimuli.TrajectoryClosed) -> list[Command]:
         return self._environments.close(now, one.trajectory)

@@ -106,8 +106,16 @@ class Request:
     start_by_s: float | None = None
     """Absolute; reject at once if the start is predicted later than this."""
     priority: float = 0.0
+    """Its own priority; lower goes first."""
     need: EnvironmentNeed | None = None
     """Environment it needs, for an action of a trajectory."""
+    trajectory_priority: float = 0.0
+    """Newest priority of its trajectory."""
+
+    @property
+    def rank(self) -> float:
+        """Its priority in the order: its own and its trajectory's together (ADR 0059)."""
+        return self.priority + self.trajectory_priority
 
 
 @dataclass(frozen=True, slots=True)

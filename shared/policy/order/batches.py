@@ -32,13 +32,18 @@ class BatchRegistry:
     """Estimates received before the first request."""
 
     def key(self, request: Request, durations: Durations) -> EbfKey:
-        """Key of a request. Outside a batch: arrival + expected duration of its kind."""
-        arrived_s = request.arrival[0] / 1000
+        """Key of a request. Outside a batch: arrival + expected duration of its kind + priority in seconds."""
+        arrived_s, rank = request.arrival[0] / 1000, request.rank
         if not request.batch:
             work = request.stages[0]
             known_s = min(work.timeout_s, durations.known((request.tenant, request.task, work.kind)))
-            return EbfKey(arrived_s + known_s, request.priority, request.arrival)
-        return EbfKey(self._of(request).expected_s, request.priority, request.arrival)
+            return EbfKey(arrived_s + known_s + rank, rank, request.arrival)
+        return EbfKey(self._of(request).expected_s, rank, request.arrival)
+
+    def reprioritized(self, key: EbfKey, request: Request) -> EbfKey:
+        """Return the key of a request whose priority has changed. The estimates in it stay."""
+        later_s = 0.0 if request.batch else request.rank - key.priority
+        return key._replace(expected_completion_s=key.expected_completion_s + later_s, priority=request.rank)
 
     def first_arrival(self, batch: str, first_s: float, stage_timeouts_s: list[float]) -> None:
         """Restore a batch that began under a former leader from the store. Absolute seconds.

@@ -1,7 +1,8 @@
 """Earliest Batch First: the one order of waiting work, for the dispatcher and for SIMULATE (DistRS §5.2).
 
 A batch has no value until its last answer, so the order depends on when its batch could be complete. Requests of the
-batch with the earliest expected completion go first, within a batch by trajectory priority, then by arrival.
+batch with the earliest expected completion go first, within a batch by priority, then by arrival. Outside batches a
+priority counts in seconds: it is added to the expected completion (ADR 0059).
 
 Age wins: an expected completion is at most `first arrival + bound`, and new work arrives ever later. So every key is at
 some time the smallest, and nothing waits forever (`reestimate` keeps that law when estimates change).
@@ -38,9 +39,10 @@ class EbfKey(NamedTuple):
     """Position in the order; smaller goes first. Total: `arrival` is a stream id, so no two requests share one."""
 
     expected_completion_s: float
-    """Time at which the batch could be complete, absolute seconds of the arrival clock."""
+    """Time at which the batch could be complete, absolute seconds of the arrival clock. Outside a batch: the action's,
+    plus its priority."""
     priority: float
-    """Priority of the trajectory, lower first; 0 without a prediction."""
+    """Priority of the request (`Request.rank`), lower first; 0 without a prediction."""
     arrival: tuple[int, int]
     """Stream id of the arrival: milliseconds, sequence."""
 

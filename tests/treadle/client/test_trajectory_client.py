@@ -126,6 +126,15 @@ async def test_a_trajectory_is_viewed_and_closed(client: AsyncTreadle, fake: Fak
     assert [one[0] for one in fake.requests] == ["GET", "DELETE", "DELETE"]
 
 
+async def test_a_priority_is_changed(client: AsyncTreadle, fake: FakeProxy) -> None:
+    fake.replies = [(200, {**VIEW, "priority": -60.0}), served.Conflict(what="trajectory t is closed: done")]
+
+    assert (await client.trajectories.prioritize(NAME, -60.0)).priority == -60.0
+    with pytest.raises(Conflict, match="closed"):
+        await client.trajectories.prioritize(NAME, 1.0)
+    assert fake.requests[0] == ("PATCH", f"/v1/trajectories/{NAME}", {}, {"priority": -60.0})
+
+
 async def test_an_answer_that_is_no_trajectory_is_unexpected(client: AsyncTreadle, fake: FakeProxy) -> None:
     fake.replies = [(200, {"hello": "world"})]
 

@@ -44,6 +44,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "post_reward": {"one sample": {"task": "humaneval", **_REWARD}},
     "post_rewards": {"one line": '{"params": {"code": "def f(): return 1", "tests": "assert f() == 1"}}\n'},
     "post_trajectory": {"a local environment": {"environment": {"memory_mb": 256}, "group": "issue-12"}},
+    "patch_trajectory": {"ten minutes earlier": {"priority": -600.0}},
     "post_trajectory_action": {
         "a shell": {"kind": "env.bash", "params": {"line": "cd /tmp && ls"}},
         "a file": {"kind": "env.write", "params": {"path": "hello.txt", "content": "hello\n"}},

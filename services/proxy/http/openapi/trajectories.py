@@ -85,6 +85,13 @@ def _one(max_wait_s: float) -> dict[str, Any]:
     return {
         _BASE: {
             "get": _operation("get_trajectory", "One trajectory", _NAME, responses=responses(current, 404, 422, 503)),
+            "patch": _operation(
+                "patch_trajectory",
+                "Change the priority of an open trajectory, for its unanswered and its later actions; may be repeated",
+                _NAME,
+                requestBody=body("TrajectoryChange"),
+                responses=responses(current, 404, 409, 413, 422, 503),
+            ),
             "delete": _operation(
                 "delete_trajectory",
                 "Close a trajectory: cancel its unanswered actions, end its environment; its record remains",

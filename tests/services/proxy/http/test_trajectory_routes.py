@@ -309,3 +309,32 @@ async def test_an_idle_trajectory_ends_after_its_idle_time(caller: Caller) -> No
     view = await caller.comes_to(trajectory, state="expired")  # the leader sweeps every ten seconds
 
     assert view["reason"] == "no action arrived for its whole lifetime"
+
+
+# ---- priority ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_priority_is_shown_after_its_change(caller: Caller) -> None:
+    opened = await caller.open()
+    path = f"/v1/trajectories/{opened['id']}"
+    assert opened["priority"] == 0.0
+
+    for _ in range(2):
+        assert await caller.ask("PATCH", path, {"priority": -60}) == (200, {**opened, "priority": -60.0})
+
+    assert (await caller.view(opened["id"]))["priority"] == -60.0
+    status, listed = await caller.ask("GET", "/v1/trajectories")
+    assert (status, [one["priority"] for one in listed["trajectories"]]) == (200, [-60.0])
+
+
+async def test_the_priority_of_what_is_not_open_is_not_changed(caller: Caller) -> None:
+    opened = await caller.open()
+    path = f"/v1/trajectories/{opened['id']}"
+    await caller.ask("DELETE", path)
+
+    status, problem = await caller.ask("PATCH", path, {"priority": 1})
+    assert (status, "is closed: its trainer has closed it" in problem["detail"]) == (409, True), problem
+    for unknown in ("t" + "0" * 24, "x"):
+        status, problem = await caller.ask("PATCH", f"/v1/trajectories/{unknown}", {"priority": 1})
+        assert (status, problem["name"]) == (404, unknown)
+    assert (await caller.view(opened["id"]))["priority"] == 0.0

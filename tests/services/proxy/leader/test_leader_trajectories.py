@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from services.proxy.leader.interpreter import Forget
 from services.proxy.leader.leader import Leader
 from shared.bus.functions import Answering, Granting
 from shared.bus.trajectories import StoredPlacement
-from shared.messages.actions import CancelRequested, CloseRequested
+from shared.messages.actions import CancelRequested, CloseRequested, PriorityRequested
 from shared.messages.environments import TRAJECTORIES, EnvironmentsExpected, EnvironmentSpec
 from shared.messages.grants import EnvironmentClosed, ImageRequested
 from shared.messages.outcomes import ImagesChanged
@@ -288,3 +289,20 @@ def test_the_first_action_goes_where_its_image_is(docked: LeaderDriver) -> None:
     spec = EnvironmentSpec(image="docker.io/library/a:1", memory_mb=32)
     (write,) = docked.take(journalled(msgspec.structs.replace(acting("a"), environment=spec)))
     assert write.stream.startswith("grants.o.")
+
+
+# ---- priorities ----------------------------------------------------------------------------------------------------
+
+
+def test_a_change_of_priority_moves_what_waits_and_leaves_the_journal(driver: LeaderDriver) -> None:
+    running = [journalled(acting(f"r{at}", f"t{at}")) for at in range(4)]
+    assert len(granted(driver.take(*running, journalled(acting("a", "u")), journalled(acting("b", "v"))))) == 4
+
+    change = journalled(PriorityRequested(trajectory="v", priority=-1.0))
+    writes = driver.take(change)
+
+    assert (granted(writes), discards(writes)) == ([], [change.id])
+    assert [one.action for one in granted(driver.take(from_node(outcome("r0"))))] == ["b"]
+    later = replace(journalled(acting("c", "w")), priority=-30.0)
+    assert granted(driver.take(later)) == []
+    assert [one.action for one in granted(driver.take(from_node(outcome("r1"))))] == ["c"], "as its entry says"

@@ -14,6 +14,7 @@ from shared.policy.dispatch.stimuli import (
     InventoryReported,
     PlacementRestored,
     PlannerChecked,
+    PriorityChanged,
     ResumeRequested,
     Stimulus,
     TrajectoryRestored,
@@ -56,6 +57,8 @@ class LeaderRecords(Records):
         for trajectory, (host, units) in self.placements.items():
             self.leader.handle(self.now, PlacementRestored(trajectory, host, units))
         self.do(self.leader.handle(self.now, submitted(*self.journal.values())))
+        for trajectory, priority in self.priorities.items():
+            self.leader.handle(self.now, PriorityChanged(trajectory, priority))
         for action_id in list(self.journal):
             if action_id in self.leader.registry.actions and (action_id in self.marks or action_id in self.steps):
                 stage, acts = self.steps.get(action_id, (0, ()))

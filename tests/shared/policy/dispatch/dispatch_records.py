@@ -35,6 +35,8 @@ class Records:
     steps: dict[str, tuple[int, tuple[StageAct, ...]]] = field(default_factory=dict)
     carried: dict[tuple[str, int], tuple[StageAct, ...]] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
+    priorities: dict[str, float] = field(default_factory=dict)
+    """Trajectory -> its priority, as its record has it."""
     answers: dict[str, AnswerAction] = field(default_factory=dict)
     outcomes: list[Ended | Inventory | EnvironmentEndReport | ParkReport] = field(default_factory=list)
     read: int = 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.policy.dispatch.quota_stimuli import QuotaSet
-from shared.policy.dispatch.stimuli import NodeLost, NodeSeen, TickPassed, TrajectoryClosed
+from shared.policy.dispatch.stimuli import NodeLost, NodeSeen, PriorityChanged, TickPassed, TrajectoryClosed
 from shared.policy.model.formulation import (
     AskInventory,
     CloseEnvironment,
@@ -103,6 +103,11 @@ class DispatchSimulation(LeaderRecords):
         self.over.setdefault(trajectory, "closed")
         self.cancels |= {name for name, one in self.journal.items() if one.need and one.need.trajectory == trajectory}
         self.do(self.leader.handle(self.now, TrajectoryClosed(trajectory)))
+
+    def prioritize(self, trajectory: str, priority: float) -> None:
+        """Change the priority of a trajectory for its trainer."""
+        self.priorities[trajectory] = priority
+        self.do(self.leader.handle(self.now, PriorityChanged(trajectory, priority)))
 
     def _begun(self, runs: Iterable[Run]) -> None:
         for run in runs:

@@ -18,6 +18,7 @@ from shared.policy.dispatch.stimuli import (
     NodeLost,
     NodeSeen,
     PlannerChecked,
+    PriorityChanged,
     RequestsSubmitted,
     Stimulus,
     TargetReceived,
@@ -168,8 +169,10 @@ class History:
             self.join(rng.randrange(len(self.incarnations)))
         elif event < 0.94:
             self.give(TargetReceived(rng.choice(POOLS), rng.randrange(0, 60)))
-        elif event < 0.95:
+        elif event < 0.945:
             self.give(PlannerChecked(rng.random() < 0.5))
+        elif event < 0.95 and self.trajectories:
+            self.give(PriorityChanged(rng.choice(self.trajectories[-12:]), rng.choice([-5.0, 0.0, 3.0])))
         elif event < 0.96 and self.trajectories:
             self.give(TrajectoryClosed(self.trajectories.pop(rng.randrange(len(self.trajectories)))))
         elif event < 0.97 and self.works:

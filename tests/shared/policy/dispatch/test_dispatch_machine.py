@@ -17,7 +17,6 @@ from shared.policy.dispatch.stimuli import (
     EstimateReceived,
     ParkRequested,
     PlannerChecked,
-    PriorityChanged,
     TargetReceived,
 )
 from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, TrajectoryEnd
@@ -97,7 +96,9 @@ class MeshMachine(RuleBasedStateMachine):
             now, name = simulation.now, f"r{len(simulation.requests)}"
             arrival, deadline_s = (round(now * 1000), len(simulation.requests)), now + draft["budget_s"]
             stages = (replace(draft["work"], name="s0", quotas=draft["quotas"]),)
-            simulation.submit(Request(name, "ada", "t", "", arrival, stages, deadline_s, need=draft["need"]))
+            priority = simulation.priorities.get(draft["need"].trajectory, 0.0)
+            request = Request(name, "ada", "t", "", arrival, stages, deadline_s, need=draft["need"])
+            simulation.submit(replace(request, trajectory_priority=priority))
 
     @rule(concurrency=st.none() | st.sampled_from([0.5, 1.0, 3.0]))
     def set_quota(self, concurrency: float | None) -> None:
@@ -144,11 +145,9 @@ class MeshMachine(RuleBasedStateMachine):
         granted = {command.action for _, command in simulation.writes[before:] if isinstance(command, Grant)}
         assert granted.isdisjoint(members), "what is being cancelled is not granted on the way"
 
-    @precondition(lambda self: self.simulation.journal)
-    @rule(pick=picks, priority=st.sampled_from([-1.0, 0.0, 2.0]))
-    def prioritize(self, pick: int, priority: float) -> None:
-        name = list(self.simulation.journal)[pick % len(self.simulation.journal)]
-        self.simulation.do(self.simulation.leader.handle(self.simulation.now, PriorityChanged(name, priority)))
+    @rule(need=st.sampled_from(strategies.ENVIRONMENTS), priority=st.sampled_from([-10.0, 0.0, 2.0]))
+    def prioritize(self, need: EnvironmentNeed, priority: float) -> None:
+        self.simulation.prioritize(need.trajectory, priority)
 
     @rule(pool=st.sampled_from(POOLS), units=st.integers(0, 9))
     def target(self, pool: str, units: int) -> None:

@@ -17,11 +17,12 @@ from shared.policy.dispatch.stimuli import (
     AttemptsEnded,
     InventoryReported,
     NodeJoined,
+    PriorityChanged,
     RequestsSubmitted,
     Stimulus,
     TickPassed,
 )
-from shared.policy.model.formulation import Grant, Request, Work
+from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, Work
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.store.dispatch_log import DispatchLogHeader, DispatchLogReader, DispatchLogSegment, HandledCall, state_of
@@ -43,11 +44,27 @@ STORY: tuple[Stimulus, ...] = (
 )
 
 
-def written(path: Path, *, mutated: bool = False, begins: int = 0) -> Path:
-    """The log of the story, from the stimulus `begins` on. `mutated`: a grant names another node."""
+def acting(name: str, trajectory: str, own: float = 0.0) -> Request:
+    work = Work("act", "env.bash", "cores@default", {"cores": 1}, 10.0, False)
+    need = EnvironmentNeed(trajectory, "runtime.local", {"memory_mb": 64})
+    return Request(name, "ada", "t", "", (1_000_000, 1), (work,), 2000.0, priority=own, need=need)
+
+
+KINDS = frozenset({"env.bash", "runtime.local"})
+PRIORITIES: tuple[Stimulus, ...] = (
+    NodeJoined("n", "1", "default", {"cores": 1, "memory_mb": 512}, KINDS),
+    InventoryReported("n", "1", {}),
+    RequestsSubmitted((acting("a", "t1"), acting("b", "t2", 1.0), acting("c", "t3", 2.0))),
+    PriorityChanged("t3", -60.0),
+    AttemptsEnded((Ended("a", "n", 1, 0, AttemptResult("ok", True)),)),
+)
+
+
+def written(path: Path, story: tuple[Stimulus, ...] = STORY, *, mutated: bool = False, begins: int = 0) -> Path:
+    """The log of a story, from the stimulus `begins` on. `mutated`: a grant names another node."""
     dispatcher = Dispatcher(specs=all_kinds().resources)
     segment = None
-    for number, stimulus in enumerate(STORY):
+    for number, stimulus in enumerate(story):
         if number == begins:
             segment = DispatchLogSegment(path, 7, DispatchConfig(), state_of(dispatcher) if begins else b"")
         commands = dispatcher.handle(1000.0 + number, stimulus)
@@ -71,6 +88,16 @@ def test_a_log_made_again_is_identical(tmp_path: Path, begins: int) -> None:
     assert f"{len(STORY) - begins} calls, " in done.stdout
     assert "all the same" in done.stdout
     assert ("continued from a state" in done.stdout) == bool(begins)
+
+
+@pytest.mark.parametrize("begins", [0, 3, 4])
+def test_a_changed_priority_decides_again(tmp_path: Path, begins: int) -> None:
+    """4: the change is in the state with which the segment begins."""
+    path = written(tmp_path / "dispatch-7-1.log", PRIORITIES, begins=begins)
+    *_, last = DispatchLogReader(path).calls()
+    assert [values[0] for name, values in last.commands or () if name == "Grant"] == ["c"]
+    done = replayed(path)
+    assert (done.exit_code, "all the same" in done.stdout) == (0, True), done.stdout
 
 
 def test_json_counts_what_was_decided(tmp_path: Path) -> None:

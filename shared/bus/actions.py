@@ -52,6 +52,8 @@ class Continuation(NamedTuple):
     """Measurements of earlier stages, JSON; empty: none."""
     wanted: Wanted = ""
     """Newest request about parking of that grant."""
+    resume: str = ""
+    """Journal entry of that request, if it is one to resume."""
 
 
 _FIELDS = ("batch", "entry", "grant", "stage", "trajectory", "answer", "result", "archived", "parking", "resume")
@@ -80,7 +82,8 @@ async def read_continuations(redis: Redis, actions: Sequence[str]) -> list[Conti
         attempt, _, node = (grant or b"0:").decode().partition(":")
         continues = grant is not None or stage is not None
         wanted = _wanted(grant, parking, resume)
-        continuation = Continuation(int(attempt), node, int(stage or 0), carried or b"", wanted)
+        entry = resume.decode() if wanted == "resumed" else ""
+        continuation = Continuation(int(attempt), node, int(stage or 0), carried or b"", wanted, entry)
         found.append(continuation if continues else None)
     return found
 

@@ -118,22 +118,22 @@ class Advancing(NamedTuple):
 
 
 class Granting(NamedTuple):
-    """One item of `send_grants`: a message to a node. `action` is empty if the message is not about an action.
-
-    With `action` and without `mark`, the message lets a parked action continue.
-    """
+    """One item of `send_grants`: a message to a node."""
 
     stream: str
     payload: bytes
     action: str = ""
+    """Action whose record changes with the message; empty: none. Without a record nothing is sent."""
     mark: str = ""
-    """`attempt:node`, stored with the action so that a new leader can find its last grant."""
+    """`attempt:node`, stored with the action so that a new leader can find its last grant; empty: no grant."""
     trajectory: str = ""
     """Trajectory whose environment begins with this grant."""
     placement: bytes = b""
     """Placement of that environment, for a new leader (`shared.bus.trajectories.StoredPlacement`)."""
     taking: Taking | None = None
     """Amounts that the attempt takes from quotas."""
+    resumes: str = ""
+    """Journal entry of the request to resume that the message fulfils; empty: none."""
 
 
 _CODES: dict[int, Any] = {
@@ -272,12 +272,13 @@ async def send_grants(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) ->
     """
     touched = KeyList(_EPOCH, keys.PLACEMENTS, keys.TRAJECTORIES_DUE)
     args: list[Any] = [epoch]
-    for stream, payload, action, mark, trajectory, placement, _ in grants:
+    for stream, payload, action, mark, trajectory, placement, _, resumes in grants:
         args += (
             touched.position(stream, _alone),
             payload,
             touched.position(action, _action) if action else 0,
             mark,
+            resumes,
             touched.position(trajectory, keys.trajectory_group) if trajectory else 0,
             placement,
         )

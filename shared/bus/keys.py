@@ -32,7 +32,9 @@ def action(name: str) -> str:
     """Return the hash of an action, from its submission until its answer's retention is over.
 
     digest: of the request's content; entry: its journal entry; batch, or empty; trajectory.
-    Unanswered: grant: `attempt:node` of its last grant; stage: its index; carried: earlier measurements, JSON.
+    Unanswered: grant: `attempt:node` of its last grant; stage: its index; carried: earlier measurements, JSON;
+    parking: grant, time (ms) and reason of the newest request to park it; resume: journal entry of a later request to
+    resume it, or `sent` after the message that fulfils it.
     Answered: answer: JSON (outside a batch); result: id of its answer in the batch's stream; or archived: 1, the answer
     is in Postgres. Actions of a batch whose answers are archived have only a compact id (`archived_of`).
     """

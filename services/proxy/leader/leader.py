@@ -29,7 +29,7 @@ from shared.bus.holds import Taking
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.kinds.registry import all_kinds
-from shared.messages.actions import ActionSubmitted, Request, UnreadableEntry
+from shared.messages.actions import ActionSubmitted, Request, ResumeActionRequested, UnreadableEntry
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES, Bye, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken
@@ -123,6 +123,8 @@ class Leader:
                 case asked if isinstance(asked, Request):
                     self._submit(now, submitted)
                     submitted = []
+                    if isinstance(asked, ResumeActionRequested) and asked.action in self.unanswered:
+                        self.unanswered[asked.action].resume = entry.id
                     self._handle(now, to_request_stimulus(asked))
                     self._interpreter.discard(entry.id, *names_of_request(asked))
                 case InventoryTaken() | EnvironmentEnded() | Hello() | Bye():
@@ -269,12 +271,13 @@ class Leader:
         self._interpreter.put(granting, submitted.tenant, names_of(submitted))
 
     def _park_or_resume(self, command: Park | Resume) -> None:
-        topic, owner = self.nodes.topic(command.node), self._owner(command.action)
-        if topic is not None:
+        topic, kept = self.nodes.topic(command.node), self.unanswered.get(command.action)
+        if topic is not None and kept is not None:
             self._parkings += 1
             payload = topic.encode(to_parking(self._epoch, self._parkings, command))
-            granting = Granting(topic.name, payload, command.action if isinstance(command, Resume) else "")
-            self._interpreter.put(granting, owner.tenant, owner.names)
+            resumes = kept.resume if isinstance(command, Resume) else ""
+            granting = Granting(topic.name, payload, command.action, resumes=resumes)
+            self._interpreter.put(granting, kept.submitted.tenant, names_of(kept.submitted))
 
     def _advance(self, advance: Advance) -> None:
         kept = self.unanswered[advance.action]

@@ -149,6 +149,7 @@ async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[Ac
         chunk = actions[start : start + 512]
         for action, found in zip(chunk, await read_continuations(redis, chunk), strict=True):
             if found is not None:
+                leader.unanswered[action].resume = found.resume
                 acts = tuple(_act(report) for report in _carried.decode(found.carried)) if found.carried else ()
                 leader.restore(ActionRestored(action, found.stage, found.attempt, acts, found.node, found.wanted))
 

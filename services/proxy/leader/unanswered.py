@@ -20,3 +20,5 @@ class Unanswered:
     """Newest result with a verdict or a rejection."""
     outcome: str = ""
     """Stream id of the outcome that has it, until a write has removed the entry."""
+    resume: str = ""
+    """Journal entry of the newest request to resume it."""

@@ -17,23 +17,22 @@ local function record_placement(placements, due, trajectory_key, placement)
   end
 end
 
--- Without a mark, the message lets a parked action continue: its request to resume is fulfilled.
+-- `resumes`: the journal entry of the request to resume that the message fulfils, or ''. A later request stays.
 -- send_grants(epoch:<role>, placements, trajectories:due, stream, action or {trajectory, acted of it}...;
---             epoch, {position of the stream, payload, position of the action or 0, mark,
+--             epoch, {position of the stream, payload, position of the action or 0, mark or '', resumes,
 --                     position of the trajectory whose environment begins with it or 0, placement}...)
 local function send_grants(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
   local last
-  for i = 2, #args, 6 do
-    local stream, action, trajectory = keys[tonumber(args[i])], keys[tonumber(args[i + 2])], keys[tonumber(args[i + 4])]
+  for i = 2, #args, 7 do
+    local stream, action, trajectory = keys[tonumber(args[i])], keys[tonumber(args[i + 2])], keys[tonumber(args[i + 5])]
     if not action or redis.call('EXISTS', action) == 1 then
       redis.call('XADD', stream, '*', 'm', args[i + 1])
-      if action and args[i + 3] ~= '' then
-        redis.call('HSET', action, 'grant', args[i + 3])
-      elseif action and redis.call('HGET', action, 'resume') == 'asked' then
+      if action and args[i + 3] ~= '' then redis.call('HSET', action, 'grant', args[i + 3]) end
+      if action and args[i + 4] ~= '' and redis.call('HGET', action, 'resume') == args[i + 4] then
         redis.call('HSET', action, 'resume', 'sent')
       end
-      if trajectory then record_placement(keys[2], keys[3], trajectory, args[i + 5]) end
+      if trajectory then record_placement(keys[2], keys[3], trajectory, args[i + 6]) end
       if stream ~= last then
         redis.call('EXPIRE', stream, GRANTS_KEPT_S)  -- so that the stream of a removed node disappears
         last = stream

@@ -124,30 +124,29 @@ end
 
 -- park(action, actions; reason) -> 1 asked, or a code of `parkable`
 -- `parking` is the grant, the time and the reason; without `resume` the action is parked, or will be
+-- A request that changes nothing is not journaled. Each entry counts against the bound of the journal.
 local function park(keys, args)
   local a, code = parkable(keys[1])
   if code then return code end
   local parking, grant = a[7], a[6] .. ' '
-  if a[8] or not parking or string.sub(parking, 1, #grant) ~= grant then
-    redis.call('HSET', keys[1], 'parking', grant .. now_ms() .. ' ' .. args[1])
-    redis.call('HDEL', keys[1], 'resume')
-  end
+  if not a[8] and parking and string.sub(parking, 1, #grant) == grant then return 1 end
+  redis.call('HSET', keys[1], 'parking', grant .. now_ms() .. ' ' .. args[1])
+  redis.call('HDEL', keys[1], 'resume')
   local request = { kind = 'action.park-requested.v1', action = id_of(keys[1]) }
   redis.call('XADD', keys[2], '*', 'm', cmsgpack.pack(request))
   return 1
 end
 
 -- resume(action, actions) -> 1 asked, or a code of `parkable`, -3 also if this attempt was never parked
--- `resume` is `asked`, and `sent` after the leader has let it continue
+-- `resume` is the journal entry of the request, and `sent` after the leader has let it continue
 local function resume(keys)
   local a, code = parkable(keys[1])
   if code then return code end
   local parking, grant = a[7], a[6] .. ' '
   if not parking or string.sub(parking, 1, #grant) ~= grant then return -3 end
-  if a[8] == 'sent' then return 1 end
-  redis.call('HSET', keys[1], 'resume', 'asked')
+  if a[8] then return 1 end
   local request = { kind = 'action.resume-requested.v1', action = id_of(keys[1]) }
-  redis.call('XADD', keys[2], '*', 'm', cmsgpack.pack(request))
+  redis.call('HSET', keys[1], 'resume', redis.call('XADD', keys[2], '*', 'm', cmsgpack.pack(request)))
   return 1
 end
 

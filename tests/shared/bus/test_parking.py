@@ -16,8 +16,25 @@ async def wanted(journal: Journal, action: str = "a1") -> str:
     return found.wanted
 
 
-async def resumed(journal: Journal, action: str = "a1") -> None:
-    await functions.send_grants(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", action)])
+async def request(journal: Journal, action: str = "a1") -> str:
+    """Return the journal entry of the newest request to resume, as a new leader reads it."""
+    (found,) = await read_continuations(journal.redis, [action])
+    assert found is not None
+    return found.resume
+
+
+async def resumed(journal: Journal, entry: str, action: str = "a1") -> None:
+    """Send the message that fulfils a request to resume."""
+    message = Granting("grants.n.1", b"m", action, resumes=entry)
+    await functions.send_grants(journal.redis, journal.epoch, [message])
+
+
+async def requests(journal: Journal) -> list[str]:
+    return [
+        type(one).__name__[:4]
+        for one in await journal.messages(ACTIONS)
+        if isinstance(one, ParkActionRequested | ResumeActionRequested)
+    ]
 
 
 async def test_what_cannot_be_parked_is_rejected_with_the_reason(journal: Journal) -> None:
@@ -29,7 +46,7 @@ async def test_what_cannot_be_parked_is_rejected_with_the_reason(journal: Journa
     assert await parking.park(journal.redis, "a1", "why") == "not-running"
     await begun(journal)
     assert await parking.resume(journal.redis, "a1") == "not-running"
-    assert not [one for one in await journal.messages(ACTIONS) if isinstance(one, ParkActionRequested)]
+    assert await requests(journal) == []
 
 
 async def test_requests_are_in_the_journal_in_order_and_a_new_leader_reads_the_newest(journal: Journal) -> None:
@@ -38,32 +55,47 @@ async def test_requests_are_in_the_journal_in_order_and_a_new_leader_reads_the_n
     await begun(journal)
     assert await wanted(journal) == ""
     assert await parking.park(journal.redis, "a1", "a model call") == "requested"
-    assert await parking.park(journal.redis, "a1", "again") == "requested"
     assert await wanted(journal) == "parked"
     assert await parking.resume(journal.redis, "a1") == "requested"
-    assert await parking.resume(journal.redis, "a1") == "requested"
     assert await wanted(journal) == "resumed"
-    entries = [
-        one for one in await journal.messages(ACTIONS) if isinstance(one, ParkActionRequested | ResumeActionRequested)
-    ]
-    assert [type(one).__name__[:4] for one in entries] == ["Park", "Park", "Resu", "Resu"]
-    await resumed(journal)
-    assert await wanted(journal) == ""
-    assert await parking.resume(journal.redis, "a1") == "requested", "it may be repeated"
-    assert await wanted(journal) == ""
+    assert await parking.park(journal.redis, "a1", "another") == "requested"
+    assert await wanted(journal) == "parked"
+    assert await requests(journal) == ["Park", "Resu", "Park"]
 
 
-async def test_a_message_that_continues_an_earlier_request_leaves_a_later_one(journal: Journal) -> None:
+async def test_a_repeated_request_adds_no_journal_entry(journal: Journal) -> None:
+    """Requests count against the bound of the journal, which rejects new work."""
+    await opened(journal)
+    await submit(journal, "a1")
+    await begun(journal)
+    for _ in range(3):
+        assert await parking.park(journal.redis, "a1", "a model call") == "requested"
+    assert await requests(journal) == ["Park"]
+    for _ in range(3):
+        assert await parking.resume(journal.redis, "a1") == "requested"
+    await resumed(journal, await request(journal))
+    assert await wanted(journal) == ""
+    assert await parking.resume(journal.redis, "a1") == "requested", "it may be repeated after it was fulfilled"
+    assert await wanted(journal) == ""
+    assert await requests(journal) == ["Park", "Resu"]
+
+
+async def test_a_message_that_fulfils_an_earlier_request_leaves_a_later_one(journal: Journal) -> None:
+    """A flush is repeated as a whole, and may be written after the next requests."""
     await opened(journal)
     await submit(journal, "a1")
     await begun(journal)
     await parking.park(journal.redis, "a1", "one")
     await parking.resume(journal.redis, "a1")
+    first = await request(journal)
     await parking.park(journal.redis, "a1", "two")
-    await resumed(journal)
+    await resumed(journal, first)
     assert await wanted(journal) == "parked"
     assert await parking.resume(journal.redis, "a1") == "requested"
-    assert await wanted(journal) == "resumed"
+    await resumed(journal, first)
+    assert await wanted(journal) == "resumed", "a new leader continues it"
+    await resumed(journal, await request(journal))
+    assert await wanted(journal) == ""
 
 
 async def test_a_request_is_about_one_grant(journal: Journal) -> None:
@@ -74,3 +106,13 @@ async def test_a_request_is_about_one_grant(journal: Journal) -> None:
     await functions.send_grants(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "2:n")])
     assert await wanted(journal) == ""
     assert await parking.resume(journal.redis, "a1") == "not-running"
+
+
+async def test_an_answer_removes_the_requests(journal: Journal) -> None:
+    await opened(journal)
+    _, entry = await submit(journal, "a1")
+    await begun(journal)
+    await parking.park(journal.redis, "a1", "one")
+    await parking.resume(journal.redis, "a1")
+    await journal.finish("a1", entry, trajectory="t1")
+    assert not {"grant", "parking", "resume"} & set(await journal.fields("action:a1"))

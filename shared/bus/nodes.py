@@ -1,8 +1,8 @@
 """Reports of nodes: the stream `nodes`, and a hash with the newest hello of each node.
 
-Law: the hash has the hello of each node that has published one within `SILENT_KEPT_S` and no Bye since; of at most
-`MOST_NODES` nodes, those that published last. An incarnation does not replace the hello of a later one
-(tests/shared/bus/test_nodes.py).
+Law: the hash has the hello of each node that has published one within `SILENT_KEPT_S`, or that the leader uses, and no
+Bye since; of at most `MOST_NODES` nodes, those that published last. An incarnation does not replace the hello of a
+later one (tests/shared/bus/test_nodes.py).
 
 The stream is bounded, and a hello is published with every fifteenth heartbeat only: above 270 nodes the stream has lost
 some. The functions are in `library/nodes.lua`; all are atomic and safe to repeat.
@@ -10,7 +10,7 @@ some. The functions are in `library/nodes.lua`; all are atomic and safe to repea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
@@ -29,8 +29,7 @@ _log = log.get(__name__)
 MOST_NODES: Final = 4096
 """Most hellos in the hash. Beyond it, the longest silent node leaves."""
 SILENT_KEPT_S: Final[Seconds] = 3600.0
-"""Time after its last hello until a silent node leaves the hash. If it comes back later, its next hello is at most
-fifteen heartbeats away."""
+"""Time after its last hello until a silent node leaves the hash. If it comes back later, it publishes a hello."""
 READ_AT_ONCE: Final = 512
 
 
@@ -83,14 +82,25 @@ async def read_hellos(redis: Redis) -> list[StoredHello]:
     return found
 
 
-async def expire_hellos(redis: Redis, epoch: Epoch, silent_s: Seconds = SILENT_KEPT_S) -> list[str]:
-    """Remove the hellos of nodes that have published none for `silent_s`; return their names.
+async def expire_hellos(
+    redis: Redis, epoch: Epoch, present: Container[str], silent_s: Seconds = SILENT_KEPT_S
+) -> list[str]:
+    """Remove the hellos of absent nodes that have published none for `silent_s`; return their names.
+
+    `present`: nodes that the leader uses. Their hellos stay, because the next leader needs them: after a long outage of
+    Valkey a node's heartbeats come before its next hello.
 
     Raises:
         Deposed: this leader's epoch is over; nothing was removed.
     """
     touched = (keys.epoch(Role.DISPATCHER), keys.HELLOS, keys.HELLOS_AT)
-    removed = await call(redis, "expire_hellos", touched, epoch, round(silent_s * 1000))
+    seconds, _ = await command(redis, "TIME")
+    silent_ms = round(silent_s * 1000)
+    oldest = await command(redis, "ZRANGEBYSCORE", keys.HELLOS_AT, "-inf", (int(seconds) + 1) * 1000 - silent_ms)
+    absent = [name for name in oldest if name.decode() not in present]
+    if not absent:
+        return []
+    removed = await call(redis, "expire_hellos", touched, epoch, silent_ms, *absent)
     return [name.decode() for name in removed]
 
 

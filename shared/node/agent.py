@@ -85,6 +85,8 @@ class NodeAgent:
         self._untrimmed = 0
         self._trimmed_bytes = 0
         """Value of `tail.bytes` at the last trim."""
+        self._offered_at: Seconds = clock.monotonic()
+        """Time of the last publication of the hello."""
         self._images: frozenset[str] = frozenset()
         """Images as last reported."""
         self.met_leader = False
@@ -119,15 +121,17 @@ class NodeAgent:
     async def heartbeats(self, every_s: Seconds) -> None:
         """Publish heartbeats forever, and report as started the attempts that are still running at a heartbeat.
 
-        Every `HEARTBEATS_A_HELLO` heartbeats the hello is published again: a silent node's hello expires, and services
-        that have forgotten this node must find it again.
+        The hello is published again after `HEARTBEATS_A_HELLO` heartbeats, or after the time of as many: the hello of a
+        silent node expires, and services that have forgotten this node must find it again. Time counts because
+        heartbeats stop while Valkey is away or this process is suspended.
         """
         for beats in itertools.count(1):
             self.attempts.report_started()
             if self._environments is not None:
                 self._environments.check()
                 self._report_images(self._environments.images())
-            if beats % HEARTBEATS_A_HELLO == 0:
+            silent_s = self._clock.monotonic() - self._offered_at
+            if beats % HEARTBEATS_A_HELLO == 0 or silent_s > HEARTBEATS_A_HELLO * every_s:
                 await self.publish_offer()
             beat = self._heartbeat()
             await self._until_stored(partial(publish_heartbeat, self._redis, beat))
@@ -151,6 +155,7 @@ class NodeAgent:
         )
         if not await self._until_stored(partial(publish_hello, self._redis, hello)):
             _log.error("hello_rejected", node=identity.node, reason="a later manager has this node's name")
+        self._offered_at = self._clock.monotonic()
 
     async def stop(self) -> None:
         """Kill running work, report the outcomes, publish a Bye. Bounded: without Valkey the Bye is not published."""

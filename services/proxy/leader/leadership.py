@@ -30,13 +30,15 @@ from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.runtime import log
 from shared.runtime.background import Background
-from shared.runtime.units import Epoch
+from shared.runtime.units import Epoch, Seconds
 
 _log = log.get(__name__)
 
 TRIM_BEHIND_S = 10.0
 """Seconds for which outcomes that no write has removed are kept after the leader has read them, for a successor that is
 just taking over. They are small: the outputs of actions are removed with the answers based on them."""
+
+SWEEP_S: Seconds = 10.0
 
 
 class Leadership:
@@ -153,8 +155,8 @@ class Leadership:
 
     async def _maintain(self, interpreter: Interpreter, leader: Leader, tail: Tail, weights: TenantWeights) -> None:
         """Check the planner's lease and the tenants' weights, trim outcomes, and end abandoned batches."""
-        swept = 0.0
         loop = asyncio.get_running_loop()
+        swept = loop.time()  # not at once: after an outage of Valkey, nodes need some seconds to report
         while not interpreter.deposed:
             await asyncio.sleep(self._settings.lease_s / 3)
             UNANSWERED.set(len(leader.unanswered))
@@ -164,7 +166,7 @@ class Leadership:
             try:
                 await self._check_planner(leader)
                 await weights.refresh(leader)
-                if loop.time() - swept > 10.0:
+                if loop.time() - swept > SWEEP_S:
                     swept = loop.time()
                     await self._sweep(leader, tail)
             except Deposed:
@@ -192,8 +194,9 @@ class Leadership:
             await streams.trim_before(self._redis, OUTCOMES, oldest)
         for trajectory in await trajectories.expire_trajectories(self._redis, self.epoch):
             _log.warning("trajectory_expired", trajectory=trajectory)
-        for node in await expire_hellos(self._redis, self.epoch):
-            leader.nodes.forget(node)
+        for node in await expire_hellos(self._redis, self.epoch, leader.dispatcher.node_names()):
+            if leader.dispatcher.node(node) is None:  # else it has come back meanwhile
+                leader.nodes.forget(node)
             _log.warning("silent_node_hello_deleted", node=node)
         now = (await ValkeyClock.measure(self._redis)).unix()
         for batch in await batches.open_batches(self._redis):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from shared.bus.nodes import MOST_NODES
 from shared.bus.tail import Entry
@@ -16,9 +17,13 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import NodeJoined, NodeLost, NodeSeen, Stimulus
 from shared.policy.resources.resource import UNLIMITED
 
+DROP_CANDIDATES: Final = 8
+"""Oldest hellos that are examined for each new one beyond `MOST_NODES`, so that a hello costs the same however many
+nodes are present."""
+
 
 class NodeRegistry:
-    """Hellos by node name, the newest incarnation of each."""
+    """Hellos by node name, the newest incarnation of each: `MOST_NODES`, or as many as there are present nodes."""
 
     def __init__(self) -> None:
         self._hellos: dict[str, Hello] = {}
@@ -46,11 +51,11 @@ class NodeRegistry:
         match entry.message:
             case Hello() as hello if not self._is_superseded(hello):
                 self._hellos.pop(hello.node, None)  # the first one is then of the node that is silent for longest
+                if len(self._hellos) >= MOST_NODES:
+                    self._drop_absent(dispatcher)
                 self._hellos[hello.node] = hello
                 self._stopped.discard(hello.node)
                 self._topics[hello.node] = grants_topic(hello.node, hello.incarnation)
-                while len(self._hellos) > MOST_NODES:
-                    self.forget(next(iter(self._hellos)))
                 if fresh:
                     yield _joined(hello)
             case Heartbeat() as beat if fresh and dispatcher.has_node(beat.node, beat.incarnation):
@@ -65,8 +70,18 @@ class NodeRegistry:
                     self._stopped.add(bye.node)
                     yield NodeLost(bye.node, "it has stopped")
 
+    def _drop_absent(self, dispatcher: Dispatcher) -> None:
+        """Remove the absent node whose last hello is oldest, among the `DROP_CANDIDATES` oldest (second chance).
+        Messages to present nodes need their streams.
+        """
+        for node in list(islice(self._hellos, DROP_CANDIDATES)):
+            if dispatcher.node(node) is None:
+                self.forget(node)
+                return
+            self._hellos[node] = self._hellos.pop(node)
+
     def forget(self, node: str) -> None:
-        """Remove a node that has been silent for long."""
+        """Remove an absent node that has been silent for long."""
         self._hellos.pop(node, None)
         self._topics.pop(node, None)
         self._stopped.discard(node)

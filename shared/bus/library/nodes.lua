@@ -39,12 +39,18 @@ local function publish_bye(keys, args)
   return 1
 end
 
--- expire_hellos(epoch:<role>, hellos, hellos:at; epoch, silent_ms) -> the nodes without a hello for this long, removed
+-- expire_hellos(epoch:<role>, hellos, hellos:at; epoch, silent_ms, node...)
+--   -> those of the given nodes without a hello for this long, removed
 local function expire_hellos(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
-  local silent = redis.call('ZRANGEBYSCORE', keys[3], '-inf', now_ms() - args[2])
-  for _, node in ipairs(silent) do forget_hello(keys[2], keys[3], node) end
-  return silent
+  local since, removed = now_ms() - args[2], {}
+  for i = 3, #args do
+    if tonumber(redis.call('ZSCORE', keys[3], args[i]) or since + 1) <= since then
+      forget_hello(keys[2], keys[3], args[i])
+      removed[#removed + 1] = args[i]
+    end
+  end
+  return removed
 end
 
 register_allowed_when_full('next_generation', next_generation)

@@ -77,15 +77,25 @@ async def test_long_silent_nodes_leave(journal: Journal) -> None:
     await publish_hello(journal.redis, hello("here"))
     await command(journal.redis, "ZINCRBY", keys.HELLOS_AT, -3_700_000, "silent")
 
-    assert await expire_hellos(journal.redis, journal.epoch) == ["silent"]
+    assert await expire_hellos(journal.redis, journal.epoch, ()) == ["silent"]
     assert await stored(journal.redis) == [hello("here")]
     assert await command(journal.redis, "HKEYS", keys.HELLOS) == [b"here"]
+
+
+async def test_a_present_node_keeps_its_hello_for_the_next_leader(journal: Journal) -> None:
+    """Its heartbeats have arrived, and its next hello has not."""
+    for name in ("silent", "present"):
+        await publish_hello(journal.redis, hello(name))
+        await command(journal.redis, "ZINCRBY", keys.HELLOS_AT, -3_700_000, name)
+
+    assert await expire_hellos(journal.redis, journal.epoch, {"present"}) == ["silent"]
+    assert await stored(journal.redis) == [hello("present")]
 
 
 async def test_a_former_leader_removes_no_hello(journal: Journal) -> None:
     await publish_hello(journal.redis, hello())
     with pytest.raises(Deposed):
-        await expire_hellos(journal.redis, journal.epoch - 1, silent_s=-1.0)
+        await expire_hellos(journal.redis, journal.epoch - 1, (), silent_s=-1.0)
     assert await stored(journal.redis) == [hello()]
 
 

@@ -173,6 +173,16 @@ async def test_the_hello_is_repeated(post: AgentUnderTest) -> None:
     assert [place for place, one in enumerate(output) if isinstance(one, Hello)] == [0, HEARTBEATS_A_HELLO]
 
 
+async def test_the_hello_is_repeated_after_a_long_silence(post: AgentUnderTest) -> None:
+    """While Valkey is away, or the process is suspended, there are no heartbeats that count."""
+    await post.announcements(1)
+    post.clock.now += 3600.0
+    async with running(lambda: post.agent.heartbeats(0.01)):
+        output = await post.announcements(4)
+
+    assert [type(one) for one in output] == [Hello, Hello, Heartbeat, Heartbeat]
+
+
 async def test_a_node_with_a_new_offer_publishes_and_repeats_it(post: AgentUnderTest) -> None:
     await post.announcements(1)
     more = {"kinds": ["act", "work"], "runtimes": ["docker"], "labels": {"runtime.docker": "28.2"}}

@@ -1,4 +1,4 @@
-"""The lease during a takeover, which may outlast it."""
+"""The lease during a takeover, which may outlast it; what a term removes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from services.proxy.leader.leadership import Leadership
 from services.proxy.leader.takeover import take_over
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
+from shared.bus import keys, nodes
 from shared.bus.connection import command
+from shared.bus.functions import Submission, journal_actions
+from shared.messages.actions import ACTIONS
+from shared.messages.grants import Granted, grants_topic
+from shared.messages.nodes import NODES, Heartbeat
+from shared.messages.outcomes import OUTCOMES
 from shared.runtime.background import Background
+from tests.services.proxy.mesh import hello, inventory, submitted
 from tests.services.proxy.stores import store_over
 from tests.shared.bus.soon import soon
 
@@ -45,4 +52,36 @@ async def test_a_leader_keeps_its_lease_during_a_long_takeover(
         await asyncio.sleep(2 * LEASE_S)  # a lease that had lapsed would be seen by now
         assert (taken, candidate.epoch) == (1, 1)
         assert await command(valkey, "GET", "epoch:dispatcher") == b"1"
+        await candidate.stop()
+
+
+async def test_a_present_node_is_used_although_its_hello_is_old(
+    valkey: Redis, reader: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Valkey was away for more than an hour; the node's heartbeats have arrived, and its next hello has not."""
+    monkeypatch.setattr(leadership, "SWEEP_S", 0.0)
+    for name in ("n", "silent"):
+        await nodes.publish_hello(valkey, hello(name))
+        await command(valkey, "ZINCRBY", keys.HELLOS_AT, -3_700_000, name)
+    await command(valkey, "DEL", NODES.name)
+    await nodes.publish_heartbeat(valkey, Heartbeat(node="n", incarnation="1", owned={}, used={}))
+    settings = ProxySettings.model_validate({"lease_s": LEASE_S})
+    async with Background() as background:
+        candidate = Leadership(valkey, reader, Waiters(store_over(valkey).answers), settings, background)
+        background.start(candidate.run(), name="leadership")
+
+        async def swept() -> bool:
+            return [one.hello.node for one in await nodes.read_hellos(valkey)] == ["n"]
+
+        await soon(swept)
+        await command(valkey, "XADD", OUTCOMES.name, "*", "m", OUTCOMES.encode(inventory(epoch=candidate.epoch)))
+        request = Submission("a", b"", "", ACTIONS.encode(submitted("a")))
+        await journal_actions(valkey, [request], max_journal=9)
+        topic = grants_topic("n", "1")
+
+        async def is_granted() -> bool:
+            sent = [topic.decode(fields[1]) for _, fields in await command(valkey, "XRANGE", topic.name, "-", "+")]
+            return any(isinstance(one, Granted) for one in sent)
+
+        await soon(is_granted)
         await candidate.stop()

@@ -134,14 +134,23 @@ def test_a_forgotten_node_comes_back_with_its_next_hello(driver: NodeRegistryDri
     assert driver.receive(hello()) == [AskInventory("n")]
 
 
+def absent(driver: NodeRegistryDriver, *names: str) -> None:
+    """Known nodes that the dispatcher does not use."""
+    for name in names:
+        driver.receive(hello(name), at=OLD)
+
+
+def streams(driver: NodeRegistryDriver, *names: str) -> list[str]:
+    return [name for name in names if driver.stream(name) is not None]
+
+
 def test_the_registry_is_bounded_and_drops_the_oldest(
     driver: NodeRegistryDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodes, "MOST_NODES", 2)
-    for name in ("n1", "n2", "n3"):
-        driver.receive(hello(name))
+    absent(driver, "n1", "n2", "n3")
 
-    assert [driver.stream(name) is None for name in ("n1", "n2", "n3")] == [True, False, False]
+    assert streams(driver, "n1", "n2", "n3") == ["n2", "n3"]
 
 
 def test_the_registry_drops_the_node_whose_last_hello_is_oldest(
@@ -149,7 +158,21 @@ def test_the_registry_drops_the_node_whose_last_hello_is_oldest(
 ) -> None:
     """Nodes with new names come and go; a node that stays must not lose its stream to them."""
     monkeypatch.setattr(nodes, "MOST_NODES", 2)
-    for name in ("stays", "n1", "stays", "n2"):
-        driver.receive(hello(name))
+    absent(driver, "stays", "n1", "stays", "n2")
 
-    assert [driver.stream(name) is None for name in ("stays", "n1", "n2")] == [False, True, False]
+    assert streams(driver, "stays", "n1", "n2") == ["stays", "n2"]
+
+
+def test_a_present_node_keeps_its_stream(driver: NodeRegistryDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, messages to the node would be dropped."""
+    monkeypatch.setattr(nodes, "MOST_NODES", 2)
+    names = [f"n{number}" for number in range(20)]
+    for name in names:
+        driver.receive(hello(name))
+    assert streams(driver, *names) == names
+
+    absent(driver, "a1", "a2")
+    assert streams(driver, *names) == names
+    for _ in range(len(names)):
+        driver.receive(hello("one more"))
+    assert streams(driver, "a1", "a2") == [], "absent nodes leave"

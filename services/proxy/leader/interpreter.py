@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -46,9 +46,6 @@ class HoldsChanged(NamedTuple):
 
 Write = Granting | Answering | Advancing | Discard | Forget | HoldsChanged
 
-_QUOTAS = " quotas"
-"""Name that writes with changes of quotas share. No id begins with a blank."""
-
 Answered = Callable[[Answering, bool], None]
 """Called when an answer is durable: (answer, whether this answer counts)."""
 
@@ -79,8 +76,10 @@ class Interpreter:
     """Queue of writes. While a flush is under way, the next writes gather.
 
     Tenants take turns. The order stays between writes that share a name: an action, or a trajectory with its actions
-    and its environment. Writes that change what is taken of quotas share a name, because a level depends on the order
-    of its changes. A write that depends on others (the request for an inventory) is put after all.
+    and its environment. Writes that take from a rate, or give back to one, share the name of the quota, because a level
+    depends on the order of its changes. So tenants take turns except where they use the same rates. Other changes of
+    holds only follow earlier writes of their action. A write that depends on others (the request for an inventory) is
+    put after all.
     """
 
     def __init__(self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_batch_s: Seconds) -> None:
@@ -95,9 +94,11 @@ class Interpreter:
 
     def put(self, write: Write, tenant: str = NO_FLOW, names: tuple[str, ...] = ()) -> None:
         """Add a write of a tenant. It leaves after earlier writes that share a name."""
-        if _changes_quotas(write):
-            names = (*names, _QUOTAS)
-        self._waiting.put(tenant, write, names)
+        if isinstance(write, HoldsChanged):
+            for change in write.settled:  # each follows the writes of its own action
+                self._waiting.put(tenant, HoldsChanged((change,)), (*names, change.action, *_levels_of([change])))
+        else:
+            self._waiting.put(tenant, write, (*names, *_levels(write)))
         self._more.set()
 
     def put_after_all(self, write: Write) -> None:
@@ -180,10 +181,20 @@ class Interpreter:
         return await functions.answer_actions(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)
 
 
-def _changes_quotas(write: Write) -> bool:
+def _levels(write: Write) -> Iterable[str]:
+    """Names of the quotas whose levels a write changes."""
     if isinstance(write, Granting):
-        return write.taking is not None
-    return isinstance(write, HoldsChanged) or (isinstance(write, Answering | Advancing) and bool(write.settled))
+        return () if write.taking is None else dict.fromkeys(_level(name) for name, _ in write.taking.rates)
+    return _levels_of(write.settled) if isinstance(write, Answering | Advancing) else ()
+
+
+def _levels_of(changes: Iterable[QuotaHold | Settled]) -> Iterable[str]:
+    settled = (change for change in changes if isinstance(change, Settled))
+    return dict.fromkeys(_level(refund.quota) for one in settled for refund in one.refunds)
+
+
+def _level(quota: str) -> str:
+    return f" level of {quota}"  # no id begins with a blank
 
 
 async def _nothing() -> None:

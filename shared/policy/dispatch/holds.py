@@ -3,8 +3,8 @@
 A change of a hold is stored with the write that ends its attempt, if there is one.
 
 An answer or the next stage ends an attempt in the store; its hold is settled in the same atomic write. A retry, an
-orphan and a lost node have no such write: their changes are written before the commands that follow. So the store never
-counts more as taken than the leader does.
+orphan and a lost node have no such write: their changes are written before later commands for the same actions. So the
+store may count more as taken than the leader does, for as long as the write waits, and never less than what runs.
 """
 
 from __future__ import annotations

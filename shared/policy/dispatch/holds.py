@@ -61,21 +61,20 @@ class AttemptHolds:
 
     def node_joins(self, node: Node) -> None:
         """Settle the holds of earlier incarnations."""
-        for hold in self.quotas.on_node(node.name) if self.quotas.holds else ():
+        for hold in self.quotas.on_node(node.name):
             if hold.incarnation != node.incarnation and not self._lives(hold, None):
                 self.quotas.settle(hold.key)
 
     def node_gone(self, name: str) -> None:
-        """Settle the holds of the orphans of a lost node."""
-        for hold in self.quotas.on_node(name) if self.quotas.holds else ():
+        """Settle the holds of a lost node for whose attempts no action waits."""
+        for hold in self.quotas.on_node(name):
             if not self._lives(hold, None):
                 self.quotas.settle(hold.key)
 
     def expire(self, now: float, grace_s: float) -> None:
         """Settle the holds of a former leader on nodes that have not come back within `grace_s`."""
-        if self.quotas.holds:
-            waited_for = {action.hold_key for held in self.granted.values() for action in held.values()}
-            self.quotas.settle_absent(now, self.nodes.present, waited_for, grace_s)
+        for node in self.quotas.long_absent(now, self.nodes.present, grace_s):
+            self.node_gone(node)
 
     def _lives(self, hold: QuotaHold, node: Node | None) -> bool:
         """Return whether an action is granted with this attempt, or it is an orphan."""

@@ -63,6 +63,8 @@ class Quotas:
     """Settlements, and holds that a node reported, that were not yet collected for the store (`collect`)."""
     refunded: bool = False
     """A rate without refill got a refund: actions that were set aside for it may be queued again."""
+    by_node: dict[str, dict[str, QuotaHold]] = field(default_factory=dict)
+    """Node -> `QuotaHold.key` -> its hold; no entry for a node without holds."""
     absent_s: dict[str, float] = field(default_factory=dict)
     """Node of a former leader's hold -> time since which it has been absent."""
     ends: dict[str, float] = field(default_factory=dict)
@@ -208,6 +210,7 @@ class Quotas:
         """Add a hold of a former leader, whose rates were restored with `restore_level`."""
         assert hold.key not in self.holds, f"{hold.key} is taken twice"
         self.holds[hold.key], self.ends[hold.key] = hold, end_s
+        self.by_node.setdefault(hold.node, {})[hold.key] = hold
         for name, amount in hold.amounts.items():
             self.used[name] = self.used.get(name, 0.0) + amount
             insort(self.holders.setdefault(name, []), (end_s, hold.key, amount))
@@ -272,6 +275,9 @@ class Quotas:
         hold = self.holds.pop(key, None)
         if hold is not None:
             end_s = self.ends.pop(key)
+            del self.by_node[hold.node][key]
+            if not self.by_node[hold.node]:
+                del self.by_node[hold.node]
             for name, amount in hold.amounts.items():
                 self.used[name] -= amount
                 self.changed[name] = None
@@ -289,21 +295,15 @@ class Quotas:
         return tuple((name, rate) for name in amounts for rate in self._rates(name))
 
     def on_node(self, node: str) -> list[QuotaHold]:
-        """Holds of attempts on a node. O(holds)."""
-        return [hold for hold in self.holds.values() if hold.node == node]
+        """Holds of attempts on a node. O(holds of the node)."""
+        return list(self.by_node.get(node, {}).values())
 
-    def settle_absent(self, now: float, present: Container[str], waited_for: Container[str], grace_s: float) -> None:
-        """Settle holds of a former leader's attempts whose node does not come back within `grace_s`.
-
-        `waited_for`: keys of attempts for whose report an action waits; they are settled with it.
+    def long_absent(self, now: float, present: Container[str], grace_s: float) -> list[str]:
+        """Return the nodes with holds that have been absent for more than `grace_s`, counted from the first call that
+        found them absent. O(nodes with holds).
         """
-        for node in {hold.node for hold in self.holds.values()}:
-            if node in present:
-                self.absent_s.pop(node, None)
-            elif now - self.absent_s.setdefault(node, now) > grace_s:
-                for hold in self.on_node(node):
-                    if hold.key not in waited_for:
-                        self.settle(hold.key)
+        self.absent_s = {node: self.absent_s.get(node, now) for node in self.by_node if node not in present}
+        return [node for node, since_s in self.absent_s.items() if now - since_s > grace_s]
 
     def collect(self) -> list[QuotaHold | Settled]:
         """Return the changes since the last call, for the store."""
@@ -315,6 +315,8 @@ class Quotas:
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
         assert self.ends.keys() == self.holds.keys(), "each hold has a predicted end"
+        assert {key: one for here in self.by_node.values() for key, one in here.items()} == self.holds, "holds by node"
+        assert self.by_node.keys() == {hold.node for hold in self.holds.values()}, "nodes with holds"
         for name in {*self.used, *(name for hold in self.holds.values() for name in hold.amounts)}:
             used = sum(hold.amounts.get(name, 0.0) for hold in self.holds.values())
             assert math.isclose(used, self.used.get(name, 0.0), abs_tol=1e-6), f"amounts held of {name}"

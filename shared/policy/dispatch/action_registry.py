@@ -115,6 +115,8 @@ class ActionRegistry:
         resuming = {name for name, action in queued.items() if action.parked}
         assert on_nodes & set(queued) == resuming, "on a node and in a queue, and not parked"
         assert all(queued[name].state == "resuming" for name in resuming), "parked and queued, and not resuming"
+        requested = [one for one in self.actions.values() if one.parked and (one.asked_to_park or one.asked_to_resume)]
+        assert not requested, "a park and the request to continue after it have ended together"
         assert on_nodes | set(queued) == set(self.actions), "neither on a node nor in a queue"
         batches = {action.request.batch for action in self.actions.values()}
         assert self._members.keys() == batches - {""}, "batches of unanswered actions"

@@ -36,10 +36,11 @@ class ParkingHandler:
     cluster: ClusterState
     registry: ActionRegistry
 
-    def ask(self, now: float, action_id: str) -> list[Command]:
+    def ask(self, now: float, action_id: str) -> list[Command] | None:
         """Ask the node of a granted action to park it; no effect on any other action.
 
-        Before the node's inventory only the request is recorded.
+        Before the node's inventory only the request is recorded. One that waits for its units leaves its queue, and
+        its reservation ends. None: nothing changed that a scheduling round would use.
         """
         action = self.registry.actions.get(action_id)
         if action is not None and action.state == "resuming":
@@ -47,14 +48,16 @@ class ParkingHandler:
             action.pause("parked", now)
             return []
         if action is None or action.state not in ("granted", "running") or action.request.need is None:
-            return []
+            return None
         action.asked_to_park, action.asked_to_resume = True, False
-        return [Park(action_id, action.node, action.attempt)] if action.allocated else []
+        return [Park(action_id, action.node, action.attempt)] if action.allocated else None
 
     def ask_again(self, now: float, action: ActionState) -> list[Command]:
         """Ask again after an inventory which shows that the action runs: a former leader may not have asked."""
         wanted = action.asked_to_park and not action.asked_to_resume
-        return self.ask(now, action.request.id) if wanted and action.state in ("granted", "running") else []
+        if not wanted or action.state not in ("granted", "running"):
+            return []
+        return self.ask(now, action.request.id) or []
 
     def parked(self, now: float, action_id: str, attempt: int) -> bool:
         """Apply a node's report. False: it is about another attempt, or only the node's inventory can decide."""
@@ -77,8 +80,13 @@ class ParkingHandler:
         """Queue a parked action for the units that it needs to continue. False: it waits already, or is not parked."""
         action = self.registry.actions.get(action_id)
         if action is None or action.state != "parked":
-            if action is not None and (action.asked_to_park or not action.allocated):  # a report is under way
+            if action is not None and (action.asked_to_park or _awaits_inventory(action)):  # a report is under way
                 action.asked_to_resume = True
             return False
         self.cluster.wait_to_resume(action, now)
         return True
+
+
+def _awaits_inventory(action: ActionState) -> bool:
+    """Return whether only its node can report if a former leader's grant runs or is parked."""
+    return action.state == "granted" and not action.allocated

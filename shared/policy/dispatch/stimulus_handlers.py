@@ -149,7 +149,7 @@ class StimulusHandlers:
         return commands
 
     def _park_requested(self, now: float, asked: stimuli.ParkRequested) -> list[Command] | None:
-        return self._parking.ask(now, asked.action) or None
+        return self._parking.ask(now, asked.action)
 
     def _attempt_parked(self, now: float, one: stimuli.AttemptParked) -> list[Command] | None:
         return [] if self._parking.parked(now, one.action, one.attempt) else None

@@ -136,6 +136,38 @@ def test_a_request_to_continue_may_be_repeated_and_may_come_before_the_report() 
     assert [type(one) for one in handle(dispatcher, 5.0, reported(ended(other)))] == [AnswerAction, Resume]
 
 
+@pytest.mark.parametrize("asked", ["while queued", "twice"])
+def test_a_request_to_continue_that_changes_nothing_does_not_end_a_later_park(asked: str) -> None:
+    dispatcher = leading(host("a", 1))
+    (busy,) = running(dispatcher, request("busy", work(), seq=0))
+    assert submit(dispatcher, act("r0", seq=1)) == []
+    if asked == "while queued":
+        assert handle(dispatcher, 1.0, ResumeRequested("r0")) == []
+    handle(dispatcher, 1.0, reported(ended(busy)))
+    handle(dispatcher, 1.0, AttemptStarted("r0", 1))
+    if asked == "twice":
+        found = handle(dispatcher, 2.0, AttemptParked("r0", 1), submitted(request("next", work(), at_s=2.0)))
+        handle(dispatcher, 3.0, ResumeRequested("r0"), ResumeRequested("r0"))
+        handle(dispatcher, 4.0, *(reported(ended(one)) for one in found if isinstance(one, Grant)))
+    assert state(dispatcher, "r0") == "running"
+    assert handle(dispatcher, 5.0, AttemptParked("r0", 1)) == [], "the node parks it by itself"
+    assert state(dispatcher, "r0") == "parked"
+
+
+def test_a_wait_for_units_that_a_park_ends_frees_its_reservation_at_once() -> None:
+    dispatcher = leading(host("a", 2))
+    running(dispatcher, act("wide", cores=2))
+    handle(dispatcher, 1.0, AttemptParked("wide", 1))
+    long = replace(work(timeout_s=500.0), duration_s=100.0)
+    found = handle(dispatcher, 1.0, submitted(*(request(f"n{at}", long, at_s=1.0, seq=at) for at in range(3))))
+    first, _ = (one for one in found if isinstance(one, Grant))
+    handle(dispatcher, 2.0, ResumeRequested("wide"))
+    assert [type(one) for one in handle(dispatcher, 3.0, reported(ended(first)))] == [AnswerAction]
+    (grant,) = handle(dispatcher, 4.0, ParkRequested("wide"))
+    assert isinstance(grant, Grant)
+    assert grant.action == "n2"
+
+
 def test_a_report_of_another_attempt_changes_nothing() -> None:
     dispatcher = leading(host("a", 1))
     running(dispatcher, act("r0"))

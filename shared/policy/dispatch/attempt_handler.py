@@ -44,8 +44,11 @@ class AttemptHandler:
     def ended(self, now: float, end: Ended) -> list[Command]:
         """Handle the end of an attempt."""
         node = self.cluster.nodes.present.get(end.node)
-        if node is not None and node.orphans:
-            self.cluster.holds.orphan_ended(node, end.action, end.stage, end.attempt)
+        was_orphan = (
+            node is not None
+            and bool(node.orphans)
+            and self.cluster.holds.orphan_ended(node, end.action, end.stage, end.attempt)
+        )
         action = self.registry.actions.get(end.action)
         if action is None or end.stage != action.stage:
             return []
@@ -53,9 +56,10 @@ class AttemptHandler:
             action.units = end.units
         current = action.state != "queued" and end.attempt == action.attempt and end.node == action.node
         commands = self._apply_to_environment(now, action, end) if current else []
+        if current or was_orphan or end.result.is_verdict:
+            action.usage = added(action.usage, end.result.usage)
         if not current and not end.result.is_verdict:
             return commands
-        action.usage = added(action.usage, end.result.usage)
         commands += self._remove(now, action, end, current=current)
         return commands + (
             self._scored(now, action, end) if end.result.is_verdict else self._unscored(now, action, end)

@@ -47,10 +47,12 @@ class AttemptHolds:
             attempt = (action.request.id, held.stage, held.attempt)
             self.quotas.adopt(QuotaHold(*attempt, node.name, node.incarnation, now, amounts), now)
 
-    def orphan_ended(self, node: Node, action: str, stage: int, attempt: int) -> None:
-        """Free the units and quotas of an orphan, if this attempt is one."""
-        if node.orphan_ended(action, stage, attempt) and self.quotas.holds:
+    def orphan_ended(self, node: Node, action: str, stage: int, attempt: int) -> bool:
+        """Free the units and quotas of an orphan. False: this attempt is no orphan."""
+        is_orphan = node.orphan_ended(action, stage, attempt)
+        if is_orphan and self.quotas.holds:
             self.quotas.settle(hold_key(action, stage, attempt))
+        return is_orphan
 
     def reconcile(self, node: Node, held: HeldGrants, asked: int) -> None:
         """Settle the holds of attempts that a node's inventory should list and does not."""

@@ -125,7 +125,7 @@ class StimulusHandlers:
         self.cluster.queues.remove(action)
         action.enter(known.stage, known.attempt)
         action.acts = list(known.acts)
-        action.queued_s += sum(act.queue_s + act.execution_s for act in action.acts)
+        action.queued_s += sum(act.queue_s + act.execution_s + act.parked_s for act in action.acts)
         self.cluster.queues.enqueue(action)
         if known.node:
             self.cluster.await_node(action, known.node, now)

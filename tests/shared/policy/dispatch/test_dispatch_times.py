@@ -13,7 +13,7 @@ from shared.policy.dispatch.stimuli import (
     NodeLost,
     TickPassed,
 )
-from shared.policy.model.formulation import AnswerAction, AskInventory, Command, Grant, StageAct
+from shared.policy.model.formulation import AnswerAction, AskInventory, Command, Grant, Revoke, StageAct
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.dispatch.leading import beat, leading, meet, submit
@@ -140,3 +140,31 @@ def test_a_verdict_of_an_older_attempt_is_not_counted_from_the_newest_grant() ->
     dispatcher.handle(5.0, NodeLost("n", "silent"))
     meet(dispatcher, "m")
     assert times(dispatcher.handle(6.0, reported(end("ok", queue_s=0.0, execution_s=4.5)))) == (1.5, 4.5)
+
+
+def test_restored_stages_have_passed_with_all_their_parts() -> None:
+    """Time for which an earlier stage was parked is not queueing of the next one."""
+    dispatcher = Dispatcher(specs=SPECS)
+    dispatcher.handle(100.0, submitted(request("r", *TWO, at_s=0.0, deadline_s=200.0)))
+    dispatcher.handle(100.0, ActionRestored("r", 1, 0, (StageAct("compile", 2.0, 3.0, "n", 1, 1, parked_s=40.0),), ""))
+    (answer,) = dispatcher.handle(100.0, ActionCancelled("r", "enough"))
+    assert isinstance(answer, AnswerAction)
+    assert answer.queue_s == 55.0
+
+
+def test_usage_of_an_orphan_counts_when_its_node_reports_it() -> None:
+    dispatcher = leading("n", "m", cores=1)
+    (first,) = submit(dispatcher, request("r"))
+    dispatcher.handle(1.0, NodeLost(first.node, "silent"))
+    held = {"r": HeldGrant(0, 1, 2.0, {"cores": 1})}
+    assert Revoke("r", first.node, 1) in meet(dispatcher, first.node, held, cores=1)
+    for _ in range(2):
+        dispatcher.handle(3.0, reported(used(first.node, 1, "cancelled", cpu_s=7.0)))
+    (other,) = {"n", "m"} - {first.node}
+    (answer,) = dispatcher.handle(4.0, reported(used(other, 2, "ok", cpu_s=1.0)))
+    assert isinstance(answer, AnswerAction)
+    assert [act.usage for act in answer.acts] == [{"cpu_s": 8.0}]
+
+
+def used(node: str, attempt: int, status: ExecutionStatus, *, cpu_s: float) -> Ended:
+    return Ended("r", node, attempt, 0, AttemptResult(status, usage={"cpu_s": cpu_s}))

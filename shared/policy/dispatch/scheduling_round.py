@@ -216,7 +216,9 @@ class SchedulingRound:
         if not cluster.prefetch.short:
             return None
         node = place_prefetched(cluster, pool, lane, action, cluster.durations.expect(action))
-        return None if node is None or self.forbids(node, action) else node
+        if node is None or node.has_free(action.work.units):  # free: it waits for more units, see `too_early`
+            return None
+        return None if self.forbids(node, action) else node
 
     def _backfill(self, pool: Pool, lane: Lane) -> None:
         """Grant work behind a head that does not fit, as its reservation allows."""

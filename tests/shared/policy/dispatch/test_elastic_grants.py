@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.dispatch.stimuli import InventoryReported, TargetReceived
+from shared.policy.dispatch.stimuli import InventoryReported, NodeJoined, TargetReceived
 from shared.policy.elastic.scheduling import ElasticRules, Rule
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Command, Grant, Request, Work
@@ -149,6 +149,17 @@ def test_it_does_not_start_on_one_core_where_many_are_free_in_a_moment() -> None
 def test_it_starts_on_one_core_where_nothing_ends_soon() -> None:
     dispatcher = busy_until_soon(seconds=900.0)
     assert submit(dispatcher, request("r", scaled(seconds=100.0), seq=1)) == {"r": 1}
+
+
+def test_short_elastic_work_is_not_prefetched_where_a_core_is_free() -> None:
+    """The node would start it on that core at once, though the leader counts the core as free."""
+    dispatcher = Dispatcher(DispatchConfig(elastic=ElasticRules(rule="priced", waits_for_units=True)), SPECS)
+    kinds, prefetches = frozenset({"run"}), frozenset({"cores"})
+    dispatcher.handle(0.0, NodeJoined("n", "1", "cpu", {"cores": 2}, kinds, prefetches))
+    dispatcher.handle(0.0, InventoryReported("n", "1", {}))
+    assert submit(dispatcher, request("short", replace(work(), duration_s=0.005))) == {"short": 1}
+    assert submit(dispatcher, request("r", scaled(4, seconds=0.015), seq=1)) == {}
+    assert end(dispatcher, "short", 0.005, now=0.005) == {"r": 2}
 
 
 def test_while_it_waits_only_work_that_ends_before_may_use_the_core() -> None:

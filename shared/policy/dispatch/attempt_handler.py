@@ -15,6 +15,7 @@ from shared.policy.dispatch.action_registry import ActionRegistry
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
+from shared.policy.dispatch.node_choice import stale_prefetched
 from shared.policy.model.formulation import Advance, Command, EndedAs, Revoke
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import added
@@ -172,7 +173,7 @@ class AttemptHandler:
     def recall(self, now: float) -> list[Command]:
         """Recall prefetched actions that have waited too long; they return to the queue."""
         commands: list[Command] = []
-        for action in self.cluster.stale_prefetched(now):
+        for action in stale_prefetched(self.cluster, now):
             commands.append(Revoke(action.request.id, action.node, action.attempt, recall=True))
             self.cluster.orphan(action, now)
             action.move("queued")

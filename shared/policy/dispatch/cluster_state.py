@@ -7,21 +7,20 @@ and in one lane of it (resuming), or answered.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.environment_placements import EnvironmentPlacements, Placement
 from shared.policy.dispatch.holds import AttemptHolds
 from shared.policy.dispatch.nodes import Nodes
-from shared.policy.dispatch.prefetch import RECALL_S, Prefetch
+from shared.policy.dispatch.prefetch import Prefetch
 from shared.policy.dispatch.queues import Queues
 from shared.policy.dispatch.stage_durations import StageDurations
 from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.elastic.scheduling import ElasticRules
 from shared.policy.model.quotas import hold_key
 from shared.policy.model.reports import HeldGrant
-from shared.policy.resources.ledger import Node, Orphan, place
+from shared.policy.resources.ledger import Node, Orphan
 from shared.policy.resources.quotas import Quotas
 
 
@@ -92,23 +91,6 @@ class ClusterState:
             node = self.nodes.present[name]
             while (action := self.prefetch.first(node)) is not None and node.has_free(action.units):
                 self.start_prefetched(action, node, now)
-
-    def stale_prefetched(self, now: float) -> Iterator[ActionState]:
-        """Prefetched actions to recall: they have waited longer than `RECALL_S`, and either another node can start them
-        now or only long work is ahead of them.
-
-        Work that was expected to be short and runs overdue no longer counts as short. A recalled action returns to the
-        queue, where order and deadlines apply.
-        """
-        for name in list(self.prefetch.short):
-            for action in self.granted.get(name, {}).values():
-                if action.short and now - action.expected_end_s > RECALL_S:
-                    self.prefetch.uncount_short(action)
-        for action in self.prefetch.stale_prefetched(now):
-            work, pool = action.work, self.queues.pool(action.work.pool)
-            elsewhere = place(self.nodes.of(pool), action.request.id, work.kind, action.units, pool.resource)
-            if elsewhere is not None or action.node not in self.prefetch.short:
-                yield action
 
     def _allocate(self, action: ActionState, node: Node, now: float, *, adopted: bool = False) -> None:
         node.take(action.units, action.request.id)

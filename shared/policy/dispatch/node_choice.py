@@ -21,7 +21,7 @@ from typing import Final
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.placement import load_of, place_environment, reservation, units_free_at
-from shared.policy.dispatch.prefetch import HORIZON_S, MOST
+from shared.policy.dispatch.prefetch import HORIZON_S, MOST, RECALL_S
 from shared.policy.model.formulation import EnvironmentNeed
 from shared.policy.resources.ledger import Node, place
 from shared.policy.resources.pools import Lane, Pool
@@ -124,6 +124,32 @@ def place_prefetched(
             if best is None or found < best:
                 best = found
     return None if best is None else cluster.nodes.present[best[1]]
+
+
+def stale_prefetched(cluster: ClusterState, now: float) -> Iterator[ActionState]:
+    """Prefetched actions to recall: they have waited longer than `RECALL_S`, and either another node can start them
+    now or only long work is ahead of them.
+
+    Work that was expected to be short and runs overdue no longer counts as short. A recalled action returns to the
+    queue, where order and deadlines apply. O(actions on nodes with short work), and one choice for each sort of work
+    and for each action that was granted before.
+    """
+    short, full = cluster.prefetch.short, set[tuple[str, str]]()
+    for name in list(short):
+        for action in cluster.granted.get(name, {}).values():
+            if action.short and now - action.expected_end_s > RECALL_S:
+                cluster.prefetch.uncount_short(action)
+    for action in cluster.prefetch.stale_prefetched(now):
+        sort = (action.work.pool, action.work.kind)  # each takes one unit of its pool's resource
+        if action.node in short:
+            if sort in full:
+                continue
+            pool = cluster.queues.pool(action.work.pool)
+            if next(places(cluster, pool, pool, action, now), None) is None:
+                if action.stage == 0 and action.attempt == 1:  # else a node may be left out for its earlier attempt
+                    full.add(sort)
+                continue
+        yield action
 
 
 def reserve_node(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 
@@ -12,14 +14,17 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.placement import place_environment, reservation
+from shared.policy.dispatch.prefetch import RECALL_S
+from shared.policy.dispatch.stimuli import InventoryReported, NodeJoined
 from shared.policy.model.formulation import Grant
 from shared.policy.resources.ledger import Node, place
 from shared.policy.resources.pools import Lane, Pool
 from shared.store.dispatch_log import DispatchLogHeader, state_of
 from tests.shared.policy.dispatch.random_history import History, history
-from tests.shared.policy.strategies import SPECS
+from tests.shared.policy.strategies import SPECS, request, submitted, work
 
 SEEDS = range(6)
+KINDS = frozenset({"run"})
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +83,17 @@ SCANS = {
 }
 
 
+def scan_stale(cluster: ClusterState, now: float) -> list[ActionState]:
+    """Prefetched actions that have waited too long, and that a node could start now or that only long work precedes."""
+    stale = []
+    for action in cluster.prefetch.stale_prefetched(now):
+        pool = cluster.queues.pool(action.work.pool)
+        elsewhere = next(scan_places(cluster, pool, pool, action, now), None)
+        if elsewhere is not None or action.node not in cluster.prefetch.short:
+            stale.append(action)
+    return stale
+
+
 def compared(made: History) -> int:
     """Compare all choices for the waiting actions. Returns the number of nodes that were found."""
     cluster, now, found = made.dispatcher.cluster, made.now, 0
@@ -108,6 +124,40 @@ def test_rankings_choose_like_scans_of_all_nodes(seed: int) -> None:
         if at % 4 == 0:
             found += compared(made)
     assert found > 100, "the history has choices to compare"
+
+
+def test_recalls_are_those_of_a_scan_of_all_nodes() -> None:
+    """At times after the recall of what waits: on a copy, because overdue work is no longer short from then on."""
+    found = 0
+    for made in (made for seed in SEEDS for made in history(seed, nodes=4, steps=300, acting=0.0)):
+        for later_s in (RECALL_S, 2 * RECALL_S) if made.dispatcher.cluster.prefetch.queues else ():
+            cluster = deepcopy(made.dispatcher).cluster
+            recalled = list(node_choice.stale_prefetched(cluster, made.now + later_s))
+            assert recalled == scan_stale(cluster, made.now + later_s)
+            found += len(recalled)
+    assert found > 100, "the histories have actions to recall"
+
+
+def test_a_tick_chooses_a_node_once_for_each_sort_of_prefetched_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: no node has a free unit, and hundreds of actions wait in node queues."""
+    dispatcher = Dispatcher(specs=SPECS)
+    for at in range(8):
+        dispatcher.handle(0.0, NodeJoined(f"n{at}", "1", "cpu", {"cores": 8}, KINDS, frozenset({"cores"})))
+        dispatcher.handle(0.0, InventoryReported(f"n{at}", "1", {}))
+    short = replace(work(timeout_s=5.0), duration_s=0.004)
+    dispatcher.handle(1.0, submitted(*(request(f"r{at}", short, seq=at, at_s=1.0) for at in range(400))))
+    chosen: list[str] = []
+    places = node_choice.places
+
+    def counted(cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState, now: float) -> Iterator[Node]:
+        chosen.append(action.request.id)
+        return places(cluster, pool, lane, action, now)
+
+    monkeypatch.setattr(node_choice, "places", counted)
+    stale = len(list(dispatcher.cluster.prefetch.stale_prefetched(1.203)))
+    assert stale > 100
+    assert list(node_choice.stale_prefetched(dispatcher.cluster, 1.203)) == []
+    assert len(chosen) == 1
 
 
 @pytest.mark.parametrize(("nodes", "acting", "taking"), [(10, 0.3, 0.0), (3, 0.8, 0.0), (10, 0.4, 0.5), (3, 0.5, 0.9)])

@@ -25,8 +25,8 @@ from shared.policy.dispatch.scheduling_round import set_aside_stuck
 from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.model.formulation import Command
+from shared.policy.model.quotas import Level
 from shared.policy.resources.ledger import Node
-from shared.policy.resources.quotas import Level
 from shared.policy.resources.resource import Specs
 
 Handler = Callable[[float, Any], list[Command] | None]
@@ -269,6 +269,7 @@ class StimulusHandlers:
         commands += self._attempts.lost_without_report(now, config.node_lost_s)
         commands += self._environments.expire_absent(now, config.placement_lost_s)
         self.cluster.queues.requeue_due(now)
+        self.cluster.quotas.forget_full(now)
         if now - self._window_s >= config.linger_s:
             self._window_s = now
             self.cluster.queues.next_window()

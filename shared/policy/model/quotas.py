@@ -53,6 +53,18 @@ class QuotaLimits:
             raise ValueError(f"two rates have the same period: {self}")
 
 
+class Level(NamedTuple):
+    """Level of one rate."""
+
+    used: float = 0.0
+    """Amount missing from the full bucket at that time."""
+    at_s: float = 0.0
+
+    def at(self, now: float, rate: Rate) -> float:
+        """Amount missing from the full bucket now."""
+        return max(0.0, self.used - max(0.0, now - self.at_s) * rate.per_s)
+
+
 class QuotaHold(NamedTuple):
     """Amounts that one attempt has taken, from its grant until its end is reported."""
 

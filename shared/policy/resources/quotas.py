@@ -18,26 +18,14 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
-from shared.policy.model.quotas import Amounts, QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.model.quotas import Amounts, Level, QuotaHold, QuotaLimits, Rate, Refund, Settled
 
 ROUNDING: Final = 1e-9
 """Relative excess of a limit that counts as rounding."""
 END_OF_KEYS: Final = "\U0010ffff"
 """Comes after every `QuotaHold.key`."""
-
-
-class Level(NamedTuple):
-    """Level of one rate."""
-
-    used: float = 0.0
-    """Amount missing from the full bucket at that time."""
-    at_s: float = 0.0
-
-    def at(self, now: float, rate: Rate) -> float:
-        """Amount missing from the full bucket now."""
-        return max(0.0, self.used - max(0.0, now - self.at_s) * rate.per_s)
 
 
 @dataclass(slots=True)
@@ -52,7 +40,9 @@ class Quotas:
     holds: dict[str, QuotaHold] = field(default_factory=dict)
     """By `QuotaHold.key`."""
     levels: dict[tuple[str, float | None], Level] = field(default_factory=dict)
-    """(Quota, period of a rate) -> its level. Kept while the quota is unknown: its limits may come back."""
+    """(Quota, period of a rate) -> its level. That of a deleted rate is kept until it is full: it may come back."""
+    former: dict[tuple[str, float | None], Rate] = field(default_factory=dict)
+    """(Quota, period) -> deleted rate whose level is kept."""
     used: dict[str, float] = field(default_factory=dict)
     """Quota -> amounts of its holds together."""
     holders: dict[str, list[tuple[float, str, float]]] = field(default_factory=dict)
@@ -74,11 +64,21 @@ class Quotas:
 
     def set(self, name: str, limits: QuotaLimits | None) -> None:
         """Create, change or delete (None) a quota. Amounts that are taken stay taken."""
+        self.former |= {(name, rate.period_s): rate for rate in self._rates(name)}
+        for rate in () if limits is None else limits.rates:
+            self.former.pop((name, rate.period_s), None)
         if limits is None:
             self.limits.pop(name, None)
         else:
             self.limits[name] = limits
         self.changed[name] = None
+
+    def forget_full(self, now: float) -> None:
+        """Remove the levels of deleted rates that are full again. O(deleted rates that are not)."""
+        for key, rate in list(self.former.items()):
+            if not self.levels.get(key, Level()).at(now, rate):
+                del self.former[key]
+                self.levels.pop(key, None)
 
     def why_never(self, amounts: Amounts) -> str:
         """Return why these amounts can never be taken under the present limits; empty if they can, now or later."""
@@ -137,9 +137,7 @@ class Quotas:
         return at_s
 
     def refilled_at(self, amounts: Amounts, now: float) -> float:
-        """Return when the rates of these quotas can give these amounts together, whatever their concurrency. Infinity
-        if never.
-        """
+        """Return when the rates of these quotas can give these amounts together; infinity if never."""
         at_s = now
         for name, amount in amounts.items():
             for rate in self._rates(name):
@@ -147,12 +145,13 @@ class Quotas:
         return at_s
 
     def _rate_refilled_at(self, name: str, rate: Rate, amount: float, now: float) -> float:
-        excess = self.missing(name, rate, now) + amount - rate.most
-        if excess <= ROUNDING * max(1.0, rate.most):
+        needed = self.missing(name, rate, now) + amount
+        if not _exceeds(needed, rate.most):
             return now
         if not rate.per_s or _exceeds(amount, rate.most):
             return math.inf
-        return max(now + excess / rate.per_s, math.nextafter(now, math.inf))  # later, also if the sum is rounded
+        at_s = now + (needed - rate.most) / rate.per_s
+        return max(at_s, math.nextafter(now, math.inf))  # later, also if the sum is rounded
 
     def _ended_at(self, name: str, most: float, now: float) -> float:
         """Return the time at which the amounts held are predicted to be at most this."""

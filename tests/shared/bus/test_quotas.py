@@ -12,8 +12,8 @@ from shared.bus.functions import Advancing, Answering, Deposed, Granting, advanc
 from shared.bus.holds import Taking
 from shared.bus.quotas import change_holds, read_quotas, set_quota
 from shared.messages.quotas import QUOTA_CHANGES, QuotaChanged
-from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Settled
-from shared.policy.resources.quotas import Level, Quotas
+from shared.policy.model.quotas import Level, QuotaHold, QuotaLimits, Rate, Settled
+from shared.policy.resources.quotas import Quotas
 from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal, lead, resign
 
 LIMITS = {

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Settled
-from shared.policy.resources.quotas import Level, Quotas
+from shared.policy.model.quotas import Level, QuotaHold, QuotaLimits, Rate, Settled
+from shared.policy.resources.quotas import Quotas
 
 amounts = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.7])
 rates = st.builds(Rate, st.sampled_from([1.0, 2.0, 5.0]), st.none() | st.sampled_from([0.5, 1.0, 10.0]))
@@ -90,6 +90,7 @@ def _rates(by_name: dict[str, QuotaLimits]) -> list[tuple[str, Rate]]:
     return [(name, rate) for name, one in by_name.items() for rate in one.rates]
 
 
+@example(QuotaLimits((), (Rate(1.0),)), 1e-9, 1.0)  # on the edge of what counts as rounding
 @given(limits, st.floats(0, 5), st.floats(0.01, 30))
 @settings(deadline=None)
 def test_a_quota_is_free_at_the_time_that_is_predicted_and_not_before(
@@ -159,6 +160,22 @@ def test_all_limits_of_a_quota_hold_at_once() -> None:
     quotas.settle("r2/0/1")
     assert not quotas.fits({"a": 1.0}, 2.0), "three in a minute"
     assert quotas.free_at({"a": 1.0}, 2.0) == pytest.approx(20.0)
+
+
+def test_the_level_of_a_deleted_rate_is_kept_until_it_is_full() -> None:
+    """Else each name that was ever used would be kept. What is never refilled stays taken."""
+    one = QuotaLimits((), (Rate(10.0, 10.0), Rate(100.0)))
+    quotas = Quotas({"a": one})
+    quotas.take(QuotaHold("r", 0, 1, "n", "1", 0.0, {"a": 5.0}), 1.0)
+    quotas.set("a", None)
+    quotas.forget_full(4.0)
+    assert set(quotas.levels) == {("a", 10.0), ("a", None)}
+    quotas.set("a", one)
+    quotas.forget_full(6.0)
+    assert quotas.missing("a", one.rates[0], 4.0) == 1.0, "the limits came back"
+    quotas.set("a", None)
+    quotas.forget_full(6.0)
+    assert set(quotas.levels) == {("a", None)}
 
 
 def test_an_amount_that_can_never_be_taken_is_named() -> None:

@@ -46,11 +46,15 @@ class ActionState:
     resuming_s: float = 0.0
     """Seconds for which it then waited for units."""
     paused_since_s: float = 0.0
-    """Start of its state `parked` or `resuming`; 0 in other states."""
+    """Start of its state `parked` or `resuming`; meaningless in other states."""
     parks: int = 0
     """Number of times that the present attempt was parked."""
     between_parks_s: float = 0.0
     """Mean execution time of the attempt between two parks: the expected time until it is parked again or ends."""
+    charged_s: float = 0.0
+    """Unit-seconds that its tenant was charged for its grant, until its first park; only in an environment."""
+    charged_since: int = 0
+    """What `FairQueue.charge` returned then."""
     in_demand: bool = False
     """Its units count in its pool's demand."""
     short: bool = False
@@ -223,5 +227,5 @@ class ActionState:
         self.state = state
         if state == "queued":
             self.started_s = self.parked_s = self.resuming_s = 0.0
-            self.parks = 0
+            self.parks, self.charged_s = 0, 0.0
             self.asked_to_park = self.asked_to_resume = False

@@ -109,7 +109,18 @@ class ClusterState:
         action.parks += 1
         action.between_parks_s = max(0.0, now - (action.started_s or now) - sum(action.paused(now))) / action.parks
         action.allocated = False
+        self._credit_unused(action)
         self._set_parked(action, now)
+
+    def _credit_unused(self, action: ActionState) -> None:
+        """Take back what its tenant was charged for more than its time until the first park, because each later time is
+        charged when it begins. Only in the lane of its node: lanes have virtual times of their own, and the lane of new
+        environments counts whole attempts. If it counted first times alone, tenants would begin unequal numbers.
+        """
+        unused_s = action.charged_s - action.between_parks_s * max(1, action.granted_units)
+        if unused_s > 0 and action.lane is not None and action.lane.node == action.node:
+            action.lane.queue.credit(action.request.tenant, unused_s, action.charged_since)
+        action.charged_s = 0.0
 
     def _set_parked(self, action: ActionState, now: float) -> None:
         action.parked = True
@@ -235,7 +246,8 @@ class ClusterState:
             action.move("granted")
         now = since_s + held.running_s
         action.begins, action.attempt = False, held.attempt
-        action.expected_s = action.between_parks_s = self.durations.expect(action, action.granted_units)
+        action.expected_s = self.durations.expect(action, action.granted_units)
+        action.parks, action.between_parks_s = 1, held.running_s  # the number of earlier parks is not known
         self._add_grant(action, node, since_s)
         if action.work.quotas:
             self.holds.begin(action, node, since_s, adopted=True)

@@ -14,7 +14,8 @@ What happens, in order:
 Laws:
   - a parked attempt is the same attempt: it is never granted again, and no second one runs beside it;
   - it holds no units, and no units are promised to it, until `Resume`;
-  - its tenant is charged for each `Resume`, with the mean of its execution times between two parks;
+  - its tenant is charged for each `Resume`, with the mean of its execution times between two parks. What it was charged
+    for a grant in the lane of its node and has not used is given back at the first park;
   - cancellation, the close of its trajectory, its deadline, and the loss of its node or environment end it as they
     end a running attempt.
 """

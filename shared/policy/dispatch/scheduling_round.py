@@ -254,7 +254,9 @@ class SchedulingRound:
             return
         expected_s = action.expected_s if action.work.duration_s is not None else cluster.durations.expect(action)
         charged_s = expected_s * max(1, action.pool_units)
-        lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)
+        since = lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)
+        if request.need is not None:
+            action.charged_s, action.charged_since = charged_s, since
         cluster.queues.dequeue(action)
         if prefetched or not action.scales:
             action.units, action.expected_s = action.work.units, expected_s

@@ -41,7 +41,11 @@ class StageDurations:
         return min(work.timeout_s, work.elasticity.duration(single_s, action.pool_units if units is None else units))
 
     def expect_at_most(self, action: ActionState) -> float:
-        """Seconds that are rarely exceeded on the fewest units: the expected duration plus the spread of its kind."""
+        """Seconds that are rarely exceeded on the fewest units: the expected duration plus the spread of its kind. For
+        a parked action, the expected time until it is parked again or ends.
+        """
+        if action.parked:
+            return action.between_parks_s
         expected_s, work = self.expect(action), action.work
         spread_s = self.learned.spread(action.duration_key) if work.duration_s is None else None
         if spread_s is None:

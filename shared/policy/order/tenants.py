@@ -41,6 +41,9 @@ class FairQueue:
     _turn: str = ""
     """Tenant whose head is served next; meaningless if that tenant has no waiting work."""
     _size: int = 0
+    _since: dict[str, int] = field(default_factory=dict)
+    """Tenant -> number of its last start at the level of others. Charges from before it no longer count."""
+    _starts: int = 0
 
     def __len__(self) -> int:
         return self._size
@@ -50,7 +53,11 @@ class FairQueue:
         queue = self._queues.get(tenant)
         if queue is None:
             least = self._ranked.first()[0] if self._queues else 0.0
-            time = self._virtual[tenant] = max(self._virtual.get(tenant, 0.0), least)
+            time = self._virtual.get(tenant)
+            if time is None or time < least:
+                self._starts += 1
+                time, self._since[tenant] = least, self._starts
+            self._virtual[tenant] = time
             self._ranked.set(tenant, time)
             queue = self._queues[tenant] = BatchQueue()
         queue.push(key, action, batch)
@@ -67,6 +74,7 @@ class FairQueue:
             self._ranked.remove(tenant)
             if not self._queues:
                 self._virtual.clear()
+                self._since.clear()
         return True
 
     def update(self, tenant: str, key: EbfKey, action: str) -> bool:
@@ -80,15 +88,16 @@ class FairQueue:
         if queue is not None:
             queue.move(batch, due_s)
 
-    def charge(self, tenant: str, unit_s: float, *, ends_turn: bool = True) -> None:
+    def charge(self, tenant: str, unit_s: float, *, ends_turn: bool = True) -> int:
         """Charge a tenant for a grant, in expected unit-seconds. Call it before the granted action is removed.
 
-        `ends_turn`: the head was granted. False for backfilled work.
+        `ends_turn`: the head was granted. False for backfilled work. Returns a number for `credit`.
         """
         time = self._virtual[tenant] = self._virtual[tenant] + self._cost(tenant, unit_s)
         self._ranked.set(tenant, time)
         if ends_turn:
             self._turn = ""
+        return self._since[tenant]
 
     def refund(self, tenant: str, unit_s: float, *, turn: bool) -> None:
         """Refund a grant that was undone before it was sent. Call it after the action is queued again.
@@ -99,6 +108,17 @@ class FairQueue:
         self._ranked.set(tenant, time)
         if turn:
             self._turn = tenant
+
+    def credit(self, tenant: str, unit_s: float, since: int) -> None:
+        """Give back the unused part of a charge, after the action has left the queue.
+
+        `since`: what `charge` returned. No effect if the tenant has started at the level of others after the charge: it
+        would have started there too if less had been charged.
+        """
+        if self._since.get(tenant) == since:
+            time = self._virtual[tenant] = max(0.0, self._virtual[tenant] - unit_s / self._weight(tenant))
+            if tenant in self._queues:
+                self._ranked.set(tenant, time)
 
     def head(self) -> str | None:
         """Head of the tenant in turn."""
@@ -163,7 +183,10 @@ class FairQueue:
 
     def _cost(self, tenant: str, unit_s: float) -> float:
         """Virtual time of a grant."""
-        return max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, DEFAULT_WEIGHT)
+        return max(unit_s, LEAST_CHARGE_S) / self._weight(tenant)
+
+    def _weight(self, tenant: str) -> float:
+        return self.weights.get(tenant, DEFAULT_WEIGHT)
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
@@ -173,4 +196,5 @@ class FairQueue:
         self._ranked.check()
         by_time = sorted(self._queues, key=lambda name: (self._virtual[name], name))
         assert list(self._ranked) == by_time, "waiting tenants are ranked by virtual time"
+        assert self._virtual.keys() == self._since.keys(), "each virtual time has a start"
         assert self._queues or not self._virtual, "virtual times are removed when the queue is empty"

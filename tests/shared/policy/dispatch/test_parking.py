@@ -214,6 +214,60 @@ def test_times_of_a_parked_action_that_is_lost(asked_s: float, parts: tuple[floa
     assert (answer.queue_s, answer.execution_s, answer.parked_s) == parts
 
 
+# ---- charges and predictions -----------------------------------------------------------------------------------------
+
+
+def lasting(seconds: float) -> Request:
+    """An action that is expected to execute for so long."""
+    one = act("r0")
+    return replace(one, stages=(replace(one.stages[0], duration_s=seconds, timeout_s=600.0),))
+
+
+@pytest.mark.parametrize(("declared_s", "charged_s"), [(10.0, 10.0), (0.5, 9.5)])
+def test_a_tenant_is_charged_once_for_what_parked_work_executes(declared_s: float, charged_s: float) -> None:
+    """Ten times of one second each, while another tenant waits. What was declared too short is not corrected, as for
+    other work.
+    """
+    dispatcher = leading(host("a", 2))
+    long = replace(work(timeout_s=9_000.0), duration_s=9_000.0)
+    (mine,) = running(dispatcher, act("mine", "t"))
+    handle(dispatcher, 0.5, reported(ended(mine)))
+    (theirs,) = running(dispatcher, act("theirs", "t2"))
+    handle(dispatcher, 0.5, reported(ended(theirs)))
+    running(dispatcher, request("long", long))
+    handle(dispatcher, 1.0, submitted(replace(act("wide", "t2", cores=2), tenant="bob")))
+    handle(dispatcher, 1.0, submitted(replace(lasting(declared_s), tenant="ada")))
+    handle(dispatcher, 1.0, AttemptStarted("r0", 1))
+    for at in range(9):
+        handle(dispatcher, 2.0 * at + 2.0, AttemptParked("r0", 1))
+        handle(dispatcher, 2.0 * at + 3.0, ResumeRequested("r0"))
+        assert state(dispatcher, "r0") == "running"
+    queue = dispatcher.cluster.queues.pool("cores@cpu").lanes["=a"].queue
+    assert queue._virtual == {"ada": pytest.approx(charged_s), "bob": 0.0}
+
+
+def test_parked_work_continues_behind_a_reservation_if_it_is_parked_before_that_begins() -> None:
+    """It is expected to execute for 100 s in all, and was parked after 0.75 s."""
+    dispatcher = leading(host("a", 2))
+    running(dispatcher, lasting(100.0), request("busy", replace(work(timeout_s=600.0), duration_s=50.0)))
+    handle(dispatcher, 1.0, AttemptParked("r0", 1))
+    wide = request("wide", work(units={"cores": 2}), at_s=-10.0)
+    assert handle(dispatcher, 1.0, submitted(wide)) == []
+    assert [type(one) for one in handle(dispatcher, 2.0, ResumeRequested("r0"))] == [Resume]
+
+
+def test_a_new_leader_counts_what_was_executed_before_the_park_that_it_finds() -> None:
+    dispatcher = Dispatcher(specs=SPECS)
+    handle(dispatcher, 200.0, PlacementRestored("t", "a", {"memory_mb": 10}), submitted(act("r0")))
+    handle(dispatcher, 200.0, ActionRestored("r0", 0, 1, (), "a"), joined(host("a", 1)))
+    held = {"r0": HeldGrant(0, 1, 10.0, {"cores": 1}, parked=True)}
+    handle(dispatcher, 200.0, InventoryReported("a", "1", held, {"t": {"memory_mb": 10}}))
+    assert dispatcher.registry.actions["r0"].between_parks_s == 10.0
+    handle(dispatcher, 201.0, ResumeRequested("r0"))
+    handle(dispatcher, 202.0, AttemptParked("r0", 1))
+    assert dispatcher.registry.actions["r0"].between_parks_s == 5.5, "10 s and 1 s"
+
+
 # ---- ends ------------------------------------------------------------------------------------------------------------
 
 

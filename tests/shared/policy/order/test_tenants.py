@@ -25,7 +25,16 @@ class FairQueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.queue = FairQueue(weights={"bob": 2.0})
         self.waiting: dict[str, list[tuple[EbfKey, str]]] = {name: [] for name in TENANTS}
+        self.charges: list[tuple[str, float, int]] = []
         self.count = 0
+
+    @precondition(lambda self: self.charges)
+    @rule(which=st.integers(0, 9), part=st.floats(0, 1))
+    def credit(self, which: int, part: float) -> None:
+        head = self.queue.head()
+        tenant, unit_s, since = self.charges.pop(which % len(self.charges))
+        self.queue.credit(tenant, unit_s * part, since)
+        assert self.queue.head() == head, "the turn is kept"
 
     @rule(tenant=tenants, at=st.integers(0, 5))
     def push(self, tenant: str, at: int) -> None:
@@ -42,7 +51,7 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     def grant(self, action: str, unit_s: float, *, is_head: bool) -> None:
         tenant = self.tenant_of(action)
-        self.queue.charge(tenant, unit_s, ends_turn=is_head)
+        self.charges.append((tenant, unit_s, self.queue.charge(tenant, unit_s, ends_turn=is_head)))
         assert self.queue.remove(tenant, action)
         self.waiting[tenant] = [one for one in self.waiting[tenant] if one[1] != action]
 
@@ -173,6 +182,49 @@ def test_idleness_is_not_saved_up() -> None:
         queue.remove(tenant, head)
         served.append(tenant)
     assert served.count("bob") == 10
+
+
+def test_a_credit_leaves_a_tenant_as_if_less_had_been_charged() -> None:
+    """Ada is granted 10 s twice and uses 1 s of the first; so bob, who was granted 12 s, waits for her third grant."""
+    queue = FairQueue({"ada": 2.0, "bob": 2.0})
+    for at in range(3):
+        queue.push("ada", key(0.0, at), f"a{at}")
+        queue.push("bob", key(0.0, at), f"b{at}")
+    since = queue.charge("ada", 10.0)
+    queue.remove("ada", "a0")
+    queue.charge("bob", 12.0)
+    queue.remove("bob", "b0")
+    queue.charge("ada", 10.0)
+    queue.remove("ada", "a1")
+    assert queue.head() == "b1"
+    queue.charge("bob", 0.0)
+    queue.remove("bob", "b1")
+    queue.credit("ada", 9.0, since)
+    queue.check()
+    assert queue.head() == "a2", "11 s against 12"
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_credit_for_a_charge_that_no_longer_counts_changes_nothing(emptied: bool) -> None:
+    """The tenant has started again, from nothing or level with the others, and has been charged since."""
+    queue = FairQueue()
+    queue.push("ada", key(0.0), "a0")
+    if not emptied:
+        queue.push("bob", key(0.0), "b0")
+        queue.push("bob", key(1.0), "b1")
+    since = queue.charge("ada", 10.0)
+    queue.remove("ada", "a0")
+    if not emptied:
+        queue.charge("bob", 50.0)
+        queue.remove("bob", "b0")
+    for at in range(1, 3):
+        queue.push("ada", key(0.0, at), f"a{at}")
+    queue.push("cyd", key(0.0), "c0")
+    queue.charge("ada", 5.0)
+    queue.remove("ada", "a1")
+    queue.credit("ada", 9.0, since)
+    queue.check()
+    assert list(queue)[-1] == "a2", "the others are 5 s behind her"
 
 
 def test_a_tenant_cannot_win_by_leaving_and_coming_back() -> None:

@@ -41,7 +41,8 @@ async def _unknown() -> str:
 class AgentEnvironment(Generic[Handle]):
     """An environment of any runtime, composed of its runtime's handle and the channel to its agent.
 
-    A lock serialises thawing, freezing and killing: a killed environment is thawed, and must not be frozen again.
+    A lock serialises thawing, freezing and killing: a killed environment is thawed, and must not be frozen again. The
+    requests of `park` and `resume` to the agent hold it until they are answered: a frozen agent answers nothing.
     """
 
     def __init__(
@@ -120,14 +121,13 @@ class AgentEnvironment(Generic[Handle]):
         """See `Environment.park`."""
         try:
             async with self._parking:
-                turn = self._turn
-                if not await self._agent.hold():
-                    return False
+                await self._agent.sent()
                 async with self._lock:
-                    if turn != self._turn or self._end_reason:
+                    turn = self._turn
+                    if not await self._agent.hold() or turn != self._turn or self._end_reason:
                         return False
                     await uninterrupted(self._freeze_to_park())
-                return True
+                    return True
         except (Broken, Gone) as error:
             await self._died(str(error))
             return False
@@ -147,12 +147,11 @@ class AgentEnvironment(Generic[Handle]):
     async def resume(self, cores: frozenset[int]) -> None:
         """See `Environment.resume`."""
         try:
-            async with self._parking:
-                async with self._lock:
-                    if not self._parked or self._end_reason:
-                        return
-                    self._parked = False
-                    await uninterrupted(self._thaw_parked(cores))
+            async with self._parking, self._lock:
+                if not self._parked or self._end_reason:
+                    return
+                self._parked = False
+                await uninterrupted(self._thaw_parked(cores))
                 await self._agent.proceed()
         except (Broken, Gone) as error:
             await self._died(str(error))
@@ -242,8 +241,8 @@ class AgentEnvironment(Generic[Handle]):
                     await uninterrupted(self.handle.resume(frozenset()))
 
     async def _kill(self) -> None:
+        self._agent.close()  # ends the wait for an answer of the one that has the lock
         async with self._lock:
-            self._agent.close()
             await self.handle.kill()
 
     async def _died(self, reason: str) -> str:

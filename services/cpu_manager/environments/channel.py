@@ -112,17 +112,21 @@ class AgentChannel:
         reply, _ = await self._ask({"op": op}, b"", _Doing(timeout_s), 0)
         return reply.passed is True
 
+    async def sent(self) -> None:
+        """Wait until the request of the running action has been sent, if one runs."""
+        if self._doing is not None:
+            await self._doing.sent.wait()
+
     async def hold(self) -> bool:
-        """Stop the clocks of the running action. Return False if none runs, or if it is ending.
+        """Stop the clocks of the running action. Return False if none has been sent, or if it is ending.
 
         Raises:
             Broken: the agent does not answer.
             NotImplementedError: the agent is of an earlier version.
         """
         doing = self._doing
-        if doing is None:
+        if doing is None or not doing.sent.is_set():
             return False
-        await doing.sent.wait()
         reply, _ = await self._ask({"op": "hold"}, b"", _Doing(_CONTROL_S), 0)
         if reply.reason == "busy":
             raise NotImplementedError("its agent cannot park an action")

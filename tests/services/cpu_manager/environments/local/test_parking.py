@@ -114,3 +114,16 @@ async def test_nothing_to_park_between_actions(environment: CellEnvironment) -> 
     assert not await environment.park()
     await environment.resume(CORE)
     assert await output_of(environment, "echo next") == "next"
+
+
+async def test_one_whose_wait_is_over_may_end_as_soon_as_it_continues(environment: CellEnvironment) -> None:
+    for _ in range(20):
+        acting = asyncio.create_task(act(environment, "bash", line="sleep 0.05; echo done"))
+        await asyncio.sleep(0.02)
+        while not acting.done() and not await environment.park():  # noqa: ASYNC110  # until the agent has received it
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.06)
+        resuming = asyncio.create_task(environment.resume(CORE))
+        assert (await acting).output["output"] == "done\n"
+        await resuming
+        assert environment.alive

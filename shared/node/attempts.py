@@ -2,7 +2,7 @@
 
 A grant waits if units of a prefetched resource are taken: the leader prefetches short work (see
 `shared.policy.dispatch.prefetch`). Actions in environments are never prefetched. They start before waiting grants if
-enough units are free.
+enough units are free, and no parked attempt waits for its units.
 
 States of a grant: waiting (`_queue`, holds nothing) -> running (`_running`, holds its units from `_start` on) -> ended.
 Units are taken and given back by `_start` and `_ended`, and while an attempt runs by `parking`.
@@ -22,7 +22,7 @@ from shared.messages.grants import AttemptParkRequested, AttemptResumed, Granted
 from shared.messages.outcomes import RECALLED, EnvironmentHeld, Finished, GrantHeld, Parked, Started
 from shared.node.executor import Environments, Executor, Parking
 from shared.node.identity import NodeIdentity
-from shared.node.parking import ParkedAttempts
+from shared.node.parking import ParkedAttempts, ParkMessage, order_of
 from shared.node.resource_usage import ResourceUsage
 from shared.node.running import RunningAttempt
 from shared.policy.model.results import AttemptResult, lost
@@ -47,6 +47,8 @@ _MISSING = ResourceUsage(0)
 class _Waiting(NamedTuple):
     grant: Granted
     read_at: Seconds
+    asked: ParkMessage | None = None
+    """The newest message that parks or resumes it."""
 
 
 @dataclass(slots=True)
@@ -105,36 +107,39 @@ class Attempts:
                 self._reject(grant, f"{units} {name} granted, the node has {usage.exist}", now)
                 return
             if usage.prefetches and units:
-                others = bool(self._queue) or self._parked.any_waits
-                waits = waits or units > usage.free or (others and not grant.trajectory)
+                passes = self._parked.any_waits or (bool(self._queue) and not grant.trajectory)
+                waits = waits or units > usage.free or passes
         if waits:
             self._queue[grant.action, grant.attempt] = _Waiting(grant, now)
         else:
-            self._start(grant, now, now)
+            self._start(_Waiting(grant, now), now)
 
     def _reject(self, grant: Granted, reason: str, now: Seconds) -> None:
         """Report a grant that the node could never execute."""
         _log.error("grant_does_not_fit", action=grant.action, reason=reason)
         self._report_finished(grant, lost(reason), now, now)
 
-    def _start(self, grant: Granted, read_at: Seconds, now: Seconds) -> None:
+    def _start(self, waiting: _Waiting, now: Seconds) -> None:
+        grant = waiting.grant
         for name, units in grant.units.items():
             if units:
                 self._resources[name].use(units, now)
         task = self.executor.start(grant)
-        self._running[grant.action, grant.attempt] = RunningAttempt(grant, task, read_at, now)
+        self._running[grant.action, grant.attempt] = RunningAttempt(grant, task, waiting.read_at, now)
         task.add_done_callback(partial(self._ended, grant))
+        if isinstance(waiting.asked, AttemptParkRequested):
+            self.park(waiting.asked)
 
     def _start_next(self, now: Seconds) -> None:
         """Assign free units to waiting attempts: first to those that continue, then to grants, strictly in order."""
         if not self._parked.resume_next(now):
             return
         while self._queue and not self._stopping:
-            key, (grant, read_at) = next(iter(self._queue.items()))
-            if any(grant.units.get(name, 0) > usage.free for name, usage in self._prefetched.items()):
+            key, waiting = next(iter(self._queue.items()))
+            if any(waiting.grant.units.get(name, 0) > usage.free for name, usage in self._prefetched.items()):
                 return
             del self._queue[key]
-            self._start(grant, read_at, now)
+            self._start(waiting, now)
 
     def revoke(self, action: str, attempt: int, *, recall: bool = False) -> None:
         """Stop the attempt if it runs or waits. Its outcome is `cancelled`, or its own result if it has just ended.
@@ -152,16 +157,27 @@ class Attempts:
             cancel_once(running.task)
 
     def park(self, asked: AttemptParkRequested) -> None:
-        """Park an attempt if it runs."""
+        """Park an attempt. One that waits is parked when it has started."""
         running = self._running.get((asked.action, asked.attempt))
         if running is not None:
             self._parked.park(running, asked)
+        else:
+            self._defer(asked)
 
     def resume(self, asked: AttemptResumed) -> None:
         """Continue an attempt if it is parked."""
         running = self._running.get((asked.action, asked.attempt))
         if running is not None:
             self._parked.resume(running, asked)
+        else:
+            self._defer(asked)
+
+    def _defer(self, asked: ParkMessage) -> None:
+        """Keep the newest message about a waiting attempt until it starts."""
+        key = asked.action, asked.attempt
+        waiting = self._queue.get(key)
+        if waiting is not None and (waiting.asked is None or order_of(asked) > order_of(waiting.asked)):
+            self._queue[key] = waiting._replace(asked=asked)
 
     def close_environment(self, trajectory: str) -> None:
         """Stop this trajectory's waiting attempts, and close its environment, which stops the running ones."""
@@ -215,9 +231,8 @@ class Attempts:
         now = self.clock.monotonic()
         self._parked.ended(running)
         if running.holds_units:
-            for name, units in grant.units.items():
-                if units:
-                    self._resources[name].use(-units, now)
+            for name, units in running.units.items():
+                self._resources[name].use(-units, now)
         self.executor.release(grant, task)
         self._start_next(now)
         result, executed_s = self._result(grant, task), running.executed_s(now)

@@ -24,13 +24,15 @@ from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 
+ParkMessage = AttemptParkRequested | AttemptResumed
+
 
 @dataclass(slots=True)
 class ParkedAttempts:
     """Parks and continues the running attempts of one node."""
 
     node: str
-    executor: Parking | None
+    parking: Parking | None
     """None: this manager parks nothing, and requests are ignored."""
     resources: Mapping[str, ResourceUsage]
     clock: Clock
@@ -47,29 +49,29 @@ class ParkedAttempts:
 
     def park(self, running: RunningAttempt, asked: AttemptParkRequested) -> None:
         """Begin to park an attempt. `Parked` is reported when it is frozen, and not if it ends before."""
-        if self.executor is None:
+        if self.parking is None:
             _log.warning("not_parked", action=asked.action, reason="this manager parks nothing")
         elif _is_newer(running, asked):
             if running.state == "running":
                 running.state = "parking"
-                task = asyncio.create_task(self.executor.park(running.task), name=f"park {asked.action}")
-                running.parking = task
-                task.add_done_callback(partial(self._parked, running))
+                running.freezing = asyncio.create_task(self.parking.park(running.task), name=f"park {asked.action}")
+                running.freezing.add_done_callback(partial(self._frozen, running))
             elif running.state == "resuming":
                 del self._waiting[asked.action]
                 self._set_parked(running)
 
-    def _parked(self, running: RunningAttempt, parking: asyncio.Task[bool]) -> None:
-        if running.parking is not parking:
+    def _frozen(self, running: RunningAttempt, freezing: asyncio.Task[bool]) -> None:
+        if running.freezing is not freezing:
             return  # the attempt has ended
-        running.parking = None
-        if parking.exception() is not None:
-            _log.error("parking_failed", action=running.grant.action, exc_info=parking.exception())
-        if parking.exception() is not None or not parking.result():
+        running.freezing = None
+        error = asyncio.CancelledError() if freezing.cancelled() else freezing.exception()
+        if error is not None:
+            _log.error("parking_failed", action=running.grant.action, exc_info=error)
+        if error is not None or not freezing.result():
             running.state = "running"
             return
         running.paused_at = self.clock.monotonic()
-        for name, units in running.grant.units.items():
+        for name, units in running.units.items():
             self.resources[name].use(-units, running.paused_at)
         self._set_parked(running)
 
@@ -91,29 +93,33 @@ class ParkedAttempts:
         """Assign free units to the attempts that wait for theirs, in order. Return False if one still waits."""
         while self._waiting:
             running = next(iter(self._waiting.values()))
-            if any(units > self.resources[name].free for name, units in running.grant.units.items()):
+            if any(units > self.resources[name].free for name, units in running.units.items()):
                 return False
             del self._waiting[running.grant.action]
-            assert self.executor is not None, "parked without an executor"
-            for name, units in running.grant.units.items():
+            assert self.parking is not None, "parked by nobody"
+            for name, units in running.units.items():
                 self.resources[name].use(units, now)
             running.paused_s += now - running.paused_at
             running.state = "running"
-            self.executor.resume(running.grant, running.task)
+            self.parking.resume(running.grant, running.task)
         return True
 
     def ended(self, running: RunningAttempt) -> None:
         """Forget an attempt that has ended."""
         if self._waiting.get(running.grant.action) is running:
             del self._waiting[running.grant.action]
-        if running.parking is not None:
-            parking, running.parking = running.parking, None
-            parking.cancel()
+        if running.freezing is not None:
+            freezing, running.freezing = running.freezing, None
+            freezing.cancel()
 
 
-def _is_newer(running: RunningAttempt, asked: AttemptParkRequested | AttemptResumed) -> bool:
-    order = (asked.epoch, asked.serial)
-    if order <= running.order:
+def _is_newer(running: RunningAttempt, asked: ParkMessage) -> bool:
+    if order_of(asked) <= running.order:
         return False
-    running.order = order
+    running.order = order_of(asked)
     return True
+
+
+def order_of(asked: ParkMessage) -> tuple[int, int]:
+    """Return the position of this message among those about one attempt."""
+    return asked.epoch, asked.serial

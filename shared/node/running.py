@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.messages.grants import Granted
@@ -20,17 +21,23 @@ class RunningAttempt:
     read_at: Seconds
     """Time when the grant was read. It may have waited for units since then."""
     since: Seconds
+    units: Mapping[str, int] = field(init=False)
+    """Units that it takes. A grant may also name resources with zero units, which the node may not have."""
     reported: bool = False
     """True if `Started` or `Parked` has been reported."""
     state: Literal["running", "parking", "parked", "resuming"] = "running"
     """`parking`: its executor freezes it. `parked`: frozen, holds no units. `resuming`: waits for its units."""
     order: tuple[int, int] = (0, 0)
     """(epoch, serial) of the newest message that parked or resumed it."""
-    parking: asyncio.Task[bool] | None = None
+    freezing: asyncio.Task[bool] | None = None
+    """Its executor's `park`, in the state `parking`."""
     paused_at: Seconds = 0.0
     """Start of the state `parked`."""
     paused_s: Seconds = 0.0
     """Time without units, in all earlier states `parked` and `resuming`."""
+
+    def __post_init__(self) -> None:
+        self.units = {name: units for name, units in self.grant.units.items() if units}
 
     @property
     def holds_units(self) -> bool:

@@ -62,6 +62,7 @@ class ScriptedExecutor:
         self.may_park = asyncio.Event()
         self.may_park.set()
         self.parks = True
+        self.park_error: BaseException | None = None
         self.resumed: list[str] = []
 
     def offer(self) -> Offer:
@@ -76,6 +77,8 @@ class ScriptedExecutor:
 
     async def park(self, task: asyncio.Task[AttemptResult]) -> bool:
         await self.may_park.wait()
+        if self.park_error is not None:
+            raise self.park_error
         return self.parks and not task.done()
 
     def resume(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> None:

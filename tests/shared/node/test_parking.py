@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shared.messages.grants import AttemptParkRequested, AttemptResumed
@@ -155,6 +157,66 @@ async def test_one_that_cannot_be_parked_runs_on(parts: AttemptsUnderTest) -> No
     assert (parked(parts), parts.units["tokens"].used) == ([], 3)
     (held,) = parts.attempts.held_grants()
     assert not held.parked
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyError("a bug")], ids=repr)
+async def test_one_whose_executor_fails_to_park_it_runs_on(parts: AttemptsUnderTest, error: BaseException) -> None:
+    parts.executor.park_error = error
+    parts.attempts.park(park())
+    await turns()
+    assert (parked(parts), parts.units["tokens"].used) == ([], 3)
+    parts.executor.park_error = None
+    parts.attempts.park(park(serial=2))
+    await turns()
+    assert (len(parked(parts)), parts.units["tokens"].used) == (1, 0)
+
+
+async def test_units_that_the_node_lacks_may_be_zero(parts: AttemptsUnderTest) -> None:
+    parts.attempts.accept(grant("b", units={"tokens": 1, "gpus": 0}))
+    parts.attempts.park(park("b"))
+    await turns()
+    assert ([one.action for one in parked(parts)], parts.units["tokens"].used) == (["b"], 3)
+    parts.attempts.resume(resume("b"))
+    assert (parts.executor.resumed, parts.units["tokens"].used) == (["b"], 4)
+    parts.executor.go.set()
+    assert [one.units for one in await parts.settled() if one.action == "b"] == [{"tokens": 1, "gpus": 0}]
+    assert parts.units["tokens"].used == 0
+
+
+async def test_no_action_of_an_environment_passes_one_that_waits_for_units(parts: AttemptsUnderTest) -> None:
+    parts.attempts.park(park())
+    await turns()
+    parts.attempts.accept(grant("b", tokens=2))
+    await turns()
+    parts.attempts.resume(resume())
+    parts.attempts.accept(grant("c", tokens=2, trajectory="t"))
+    parts.attempts.revoke("b", 1)
+    await turns()
+    assert [one.action for one in parts.executor.begun] == ["a", "b"]
+    assert (parts.executor.resumed, parts.units["tokens"].used) == (["a"], 3)
+
+
+@pytest.mark.parametrize(("messages", "parks"), [
+    ([park("b", serial=1)], True),
+    ([park("b", serial=1), resume("b", serial=2)], False),
+    ([resume("b", serial=2), park("b", serial=1)], False),
+    ([park("b", serial=1), resume("b", serial=2), park("b", serial=3)], True),
+    ([park("b", serial=1), park("b", attempt=2, serial=2)], True),
+], ids=str)  # fmt: skip
+async def test_a_waiting_grant_obeys_the_newest_message_when_it_starts(
+    parts: AttemptsUnderTest, messages: list[AttemptParkRequested | AttemptResumed], parks: bool
+) -> None:
+    parts.attempts.accept(grant("b", tokens=2))
+    for message in messages:
+        if isinstance(message, AttemptParkRequested):
+            parts.attempts.park(message)
+        else:
+            parts.attempts.resume(message)
+    await turns()
+    assert parked(parts) == []
+    parts.attempts.revoke("a", 1)
+    await turns()
+    assert ([one.action for one in parked(parts)], parts.units["tokens"].used) == ((["b"], 0) if parks else ([], 2))
 
 
 async def test_a_stopping_node_ends_parked_attempts(parts: AttemptsUnderTest) -> None:

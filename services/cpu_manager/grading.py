@@ -54,24 +54,26 @@ class Grading:
         except asyncio.CancelledError:
             if not sandbox.cpu_s:
                 raise
-            return AttemptResult("cancelled", usage={"cpu_s": sandbox.cpu_s})
+            failure = AttemptResult("cancelled")
         except TimeoutError:
-            return lost(f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
+            failure = lost(f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
         except (ValueError, msgspec.MsgspecError) as error:
-            return refused(str(error))
+            failure = refused(str(error))
         except Exception as error:  # noqa: BLE001  # a grader's bug is our failure, never a verdict
             _log.exception("grader_failed", action=grant.action, work=grant.work)
-            return lost(f"the grader failed: {type(error).__name__}")
-        return AttemptResult(
-            verdict.status,
-            verdict.passed,
-            verdict.score,
-            output,
-            verdict.reason,
-            {"cpu_s": verdict.cpu_s},
-            verdict.peak_memory_bytes,
-            evidence="" if verdict.status == "lost" else verdict.evidence or grader.evidence,
-        )
+            failure = lost(f"the grader failed: {type(error).__name__}")
+        else:
+            return AttemptResult(
+                verdict.status,
+                verdict.passed,
+                verdict.score,
+                output,
+                verdict.reason,
+                {"cpu_s": verdict.cpu_s},
+                verdict.peak_memory_bytes,
+                evidence="" if verdict.status == "lost" else verdict.evidence or grader.evidence,
+            )
+        return msgspec.structs.replace(failure, usage={"cpu_s": sandbox.cpu_s}) if sandbox.cpu_s else failure
 
 
 class TenantSandbox:

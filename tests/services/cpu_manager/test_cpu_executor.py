@@ -106,6 +106,29 @@ async def test_an_attempt_that_the_stop_cuts_is_lost_and_reports_what_it_has_use
     assert (result.status, result.reason, result.usage) == ("lost", "the node is stopping", {"cpu_s": 1.75})
 
 
+async def test_an_attempt_that_its_guard_cuts_is_lost_and_reports_what_it_has_used(cut: NodeParts) -> None:
+    cut.executor.grading.guard_s = 0.05
+    cut.attempts.accept(grant(timeout_s=0.05))
+
+    (outcome,) = await cut.settled()
+    assert (outcome.result.status, outcome.result.usage) == ("lost", {"cpu_s": 1.75})
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyError("a bug"), "lost"), (ValueError("no"), "refused")], ids=str)
+async def test_an_attempt_whose_grader_fails_reports_what_it_has_used(
+    cut: NodeParts, monkeypatch: pytest.MonkeyPatch, error: Exception, status: str
+) -> None:
+    async def grade(params: Params, context: GradingContext) -> Verdict:
+        await context.sandbox.run(PythonJob(source="pass"), context.cores)
+        raise error
+
+    monkeypatch.setattr(cut.grader, "grade", grade)
+    cut.attempts.accept(grant())
+
+    (outcome,) = await cut.settled()
+    assert (outcome.result.status, outcome.result.usage) == (status, {"cpu_s": 1.5})
+
+
 # ---- failures ------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from shared.kinds.spec import KindSpec, RuntimeSpec
 from shared.messages.environments import LOCAL, EnvironmentSpec
-from shared.policy.resources.resource import Specs, lasting
+from shared.policy.resources.resource import ResourceSpec, Specs, lasting
 from shared.runtime.errors import SHOWN_CHARS
 
 SERVICES: Final = "services"
@@ -42,23 +42,41 @@ class Kinds:
 
     @classmethod
     def of(
-        cls, specs: Iterable[KindSpec], runtimes: Iterable[RuntimeSpec] = (), resources: Specs | None = None
+        cls, specs: Iterable[KindSpec], runtimes: Iterable[RuntimeSpec] = (), resources: Iterable[Specs] = ()
     ) -> Kinds:
         """Return the registry of these declarations.
 
+        Args:
+            specs: kinds of all services.
+            runtimes: of all services.
+            resources: one mapping for each service.
+
         Raises:
-            ValueError: two kinds have one name.
+            ValueError: two kinds or two resources have one name, or two runtimes create environments of one image.
         """
         known: dict[str, KindSpec] = {}
         for spec in specs:
             if spec.name in known:
                 raise ValueError(f"{known[spec.name].service} and {spec.service} both declare the kind {spec.name!r}")
             known[spec.name] = spec
+        creators: dict[bool, RuntimeSpec] = {}
+        for runtime in runtimes:
+            other = creators.setdefault(runtime.images, runtime)
+            if other is not runtime:
+                images = "container images" if runtime.images else f"the image {LOCAL!r}"
+                raise ValueError(
+                    f"the runtimes {other.name!r} and {runtime.name!r} both create environments of {images}"
+                )
+        declared: dict[str, ResourceSpec] = {}
+        for each in resources:
+            if twice := sorted(declared.keys() & each.keys()):
+                raise ValueError(f"two services declare the resource {twice[0]!r}")
+            declared |= each
         return cls(
             {name: spec for name, spec in known.items() if not spec.environment},
             {name: spec for name, spec in known.items() if spec.environment},
-            tuple(runtimes),
-            resources or {},
+            tuple(creators.values()),
+            declared,
         )
 
     def kind(self, name: str) -> KindSpec:
@@ -118,11 +136,11 @@ def all_kinds() -> Kinds:
     """Return the declarations of the services of this distribution. Loaded at the first call, about 20 ms.
 
     Raises:
-        ValueError: two services declare one kind, or a kind names another service than the package that declares it.
+        ValueError: as `Kinds.of`, or a kind names another service than the package that declares it.
     """
     specs: list[KindSpec] = []
     runtimes: list[RuntimeSpec] = []
-    resources: dict[str, object] = {}
+    resources: list[Specs] = []
     for name in declaring_modules():
         module, service = importlib.import_module(name), name.split(".")[1]
         for spec in module.KINDS:
@@ -130,8 +148,8 @@ def all_kinds() -> Kinds:
                 raise ValueError(f"{name} declares the kind {spec.name!r} of another service: {spec.service!r}")
         specs += module.KINDS
         runtimes += getattr(module, "RUNTIMES", ())
-        resources |= getattr(module, "RESOURCES", {})
-    return Kinds.of(specs, runtimes, resources)  # type: ignore[arg-type]  # declarations are typed where they are
+        resources.append(getattr(module, "RESOURCES", {}))
+    return Kinds.of(specs, runtimes, resources)
 
 
 def declaring_modules() -> list[str]:

@@ -111,6 +111,22 @@ def test_two_services_cannot_declare_one_kind() -> None:
         Kinds.of([spec("a", "one"), spec("a", "two")])
 
 
+def test_two_services_cannot_declare_one_resource(added: Path) -> None:
+    source = "from shared.policy.resources.resource import ResourceSpec\n"
+    (added / "kinds.py").write_text(source + 'KINDS = ()\nRESOURCES = {"memory_mb": ResourceSpec("action")}\n')
+
+    with pytest.raises(ValueError, match="two services declare the resource 'memory_mb'"):
+        all_kinds()
+
+
+@pytest.mark.parametrize(("images", "of"), [(True, "container images"), (False, "the image 'local'")])
+def test_two_runtimes_cannot_create_environments_of_one_image(images: bool, of: str) -> None:
+    runtimes = [RuntimeSpec("first", {}, images=images), RuntimeSpec("second", {}, images=images)]
+
+    with pytest.raises(ValueError, match=f"the runtimes 'first' and 'second' both create environments of {of}"):
+        Kinds.of([], runtimes)
+
+
 def test_kinds_for_environments_are_no_others() -> None:
     kinds = Kinds.of([spec("a"), spec("b", environment=True)])
 
@@ -141,7 +157,7 @@ RUNTIMES = (
 def test_an_environment_holds_what_its_runtime_declares(
     image: str, held: dict[str, int], lasting: dict[str, int]
 ) -> None:
-    kinds = Kinds.of([], RUNTIMES, RESOURCES)
+    kinds = Kinds.of([], RUNTIMES, [RESOURCES])
     environment = EnvironmentSpec(image=image, memory_mb=99, disk_mb=7)
 
     assert (kinds.held_units(environment), kinds.lasting_units(environment)) == (held, lasting)

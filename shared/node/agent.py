@@ -140,9 +140,14 @@ class NodeAgent:
             await asyncio.sleep(every_s)
 
     async def publish_offer(self) -> None:
-        """Publish and store the hello, with the executor's present offer."""
+        """Publish and store the hello, with the executor's offer at the time when it is stored."""
+        if not await self._until_stored(lambda: publish_hello(self._redis, self._hello())):
+            _log.error("hello_rejected", node=self.identity.node, reason="a later manager has this node's name")
+        self._offered_at = self._clock.monotonic()
+
+    def _hello(self) -> Hello:
         identity, offer = self.identity, self._executor.offer()
-        hello = Hello(
+        return Hello(
             node=identity.node,
             incarnation=identity.incarnation,
             node_class=identity.node_class,
@@ -153,9 +158,6 @@ class NodeAgent:
             runtimes=offer.runtimes,
             generation=identity.generation,
         )
-        if not await self._until_stored(partial(publish_hello, self._redis, hello)):
-            _log.error("hello_rejected", node=identity.node, reason="a later manager has this node's name")
-        self._offered_at = self._clock.monotonic()
 
     async def stop(self) -> None:
         """Kill running work, report the outcomes, publish a Bye. Bounded: without Valkey the Bye is not published."""
@@ -235,11 +237,12 @@ class NodeAgent:
 
     async def _trim(self) -> None:
         """Trim the entries that were read. Their grants are in memory and in inventories."""
-        self._untrimmed, self._trimmed_bytes = 0, self.tail.bytes
+        entries, self._untrimmed = self._untrimmed, 0
+        self._trimmed_bytes = self.tail.bytes
         try:
             await trim_through(self._redis, self._topic, self.tail.last(self._topic))
         except TRANSIENT:
-            return  # the next trim covers this one
+            self._untrimmed += entries  # the trim of the next heartbeat covers this one
 
     async def _until_stored(self, attempt: Callable[[], Awaitable[T]]) -> T:
         return await with_retries(attempt, what="reporting to the leader", limit_s=None)

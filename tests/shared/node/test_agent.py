@@ -11,6 +11,7 @@ import pytest
 
 from shared.bus.connection import command
 from shared.bus.nodes import publish_hello, read_hellos
+from shared.bus.streams import trim_through
 from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.outcomes import OUTCOMES, Finished, InventoryTaken, Started
@@ -70,12 +71,15 @@ async def test_grants_that_were_sent_before_it_read_are_not_lost(redis_url: str)
 
 
 async def test_messages_of_an_older_epoch_are_ignored(post: AgentUnderTest) -> None:
-    await post.send(grant("new", epoch=5), grant("old", epoch=4), Revoked(action="x", epoch=4, attempt=1))
+    post.executor.waits = True
+    await post.send(grant("new", epoch=5), grant("old", epoch=4), Revoked(action="new", epoch=4, attempt=1))
     await post.send(ShareSet(epoch=4, resource="tokens", units=1), grant("newer", epoch=6), grant("new again", epoch=5))
     await post.send(InventoryRequested(epoch=6))
+    await post.outcomes(1)
+    post.executor.go.set()
 
-    reported = await post.outcomes(3)
-    assert [one.action for one in reported if isinstance(one, Finished)] == ["new", "newer"]
+    finished = [one for one in await post.outcomes(3) if isinstance(one, Finished)]
+    assert [(one.action, one.result.status) for one in finished] == [("new", "ok"), ("newer", "ok")]
     assert post.units["tokens"].owned == 4
 
 
@@ -150,6 +154,29 @@ async def test_a_heartbeat_trims_the_rest_and_keeps_unread_entries(post: AgentUn
     assert [one.action for one in await post.outcomes(2)] == ["a", "b"]
 
 
+async def test_a_heartbeat_repeats_a_trim_that_has_failed(
+    post: AgentUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = asyncio.Event()
+
+    async def failing_once(*arguments: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise ConnectionError
+        await trim_through(*arguments)
+
+    monkeypatch.setattr(agent_module, "trim_through", failing_once)
+    await post.send(grant("a"))
+    await post.outcomes(1)
+    async with running(lambda: post.agent.heartbeats(0.01)):
+
+        async def trimmed() -> bool:
+            return int(await command(post.redis, "XLEN", post.topic.name)) == 0
+
+        await soon(trimmed)
+    assert failed.is_set()
+
+
 async def test_a_heartbeat_reports_units_and_running_attempts(post: AgentUnderTest) -> None:
     post.executor.waits = True
     shares = [ShareSet(epoch=1, resource=name, units=units) for name, units in (("tokens", 2), ("seats", 0))]
@@ -193,6 +220,28 @@ async def test_a_node_with_a_new_offer_publishes_and_repeats_it(post: AgentUnder
 
     grown = msgspec.structs.replace(HELLO, **more)
     assert [one for one in output if isinstance(one, Hello)] == [HELLO, grown, grown]
+
+
+async def test_an_older_offer_replaces_no_newer_one(post: AgentUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hello whose publication is repeated has the offer of that time."""
+    await post.announcements(1)
+    failed = asyncio.Event()
+
+    async def failing_once(*arguments: Any) -> bool:
+        if not failed.is_set():
+            failed.set()
+            raise ConnectionError
+        return await publish_hello(*arguments)
+
+    monkeypatch.setattr(agent_module, "publish_hello", failing_once)
+    repeated = asyncio.create_task(post.agent.publish_offer())
+    await failed.wait()
+    post.executor.offered = Offer(["work", "act"])
+    await post.agent.publish_offer()
+    await repeated
+
+    grown = msgspec.structs.replace(HELLO, kinds=["act", "work"])
+    assert [one.hello for one in await read_hellos(post.redis)] == [grown]
 
 
 async def test_stopping_reports_lost_attempts_and_publishes_bye(post: AgentUnderTest) -> None:
@@ -257,7 +306,9 @@ async def test_each_start_of_a_manager_has_an_incarnation_and_a_higher_generatio
         assert 0 < first.identity.generation < next_.identity.generation
 
 
-async def test_a_running_agent_is_ready_once_a_leader_has_asked_and_says_bye_at_the_end(redis_url: str) -> None:
+async def test_a_running_agent_is_ready_after_a_request_for_its_inventory_and_publishes_bye_at_the_end(
+    redis_url: str,
+) -> None:
     async with loaded_connection(redis_url) as connection:
         post = AgentUnderTest(connection)
         async with post.agent.running(heartbeat_s=3600.0):

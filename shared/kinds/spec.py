@@ -1,8 +1,8 @@
 """Declarations of services that execute actions: kinds of actions, runtimes of environments.
 
 A service that executes actions declares them in its module `kinds`: `KINDS`, and if it creates environments also
-`RUNTIMES` and `RESOURCES` (`shared.kinds.registry`). Everything else reads these declarations, so that a new manager
-changes no other package.
+`RUNTIMES` and `RESOURCES` (`shared.kinds.registry`). Everything else reads these declarations; only the generated types
+of the client name the kinds, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Protocols that a manager implements: `Executor`, and `Environments` if it has environments of trajectories.
+"""Protocols that a manager implements: `Executor`; `Environments` if it has environments; `Parking` if it can freeze.
 
 The agent does the rest: hello, heartbeats, inventory, grants, queue, outbox, units and their integrals, stop. It names
 no resource and no kind (tests/architecture/executors.py).

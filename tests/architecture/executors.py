@@ -9,7 +9,7 @@ from typing import Final
 
 from tests.architecture.source import Finding, Module
 
-RESOURCES: Final = ("cores", "slots", "memory_mb")
+RESOURCES: Final = ("cores", "slots", "memory_mb", "starts")
 """Resources of the CPU manager, written here independently of its declarations."""
 
 COMMON: Final = (["shared"], ["services", "proxy"], ["services", "scaling_planner"])

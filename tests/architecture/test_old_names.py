@@ -57,7 +57,7 @@ REPLACED = {
     "EngineDoorSettings": "EngineProxySettings",
     "environment_made": "environment_created",
     "environment_stands": "environment_exists",
-    "EnvironmentAdded": "EnvironmentCreated",
+    "EnvironmentMade": "EnvironmentCreated",
     "Errand": "FetchRequest",
     "ExecParcel": "ExecProgram",
     "FakeDoor": "FakeProxy",

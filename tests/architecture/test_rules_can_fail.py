@@ -28,11 +28,12 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
             name = f"batch:{batch}"
             other = "results:" + batch
             third = b"action:" + batch
-            fine = f"batches {batch}" + "batch: a word" + batch
+            fourth = f"quotas:{batch}:levels"
+            fine = f"batches {batch}" + "batch: a word" + batch + f"tenants: {batch}"
             await redis.aclose()
             return await batches.read_batch(self._redis, batch)
         """,
-        [2, 3, 5, 6, 7, 8, 9, 10, 11],
+        [2, 3, 5, 6, 7, 8, 9, 10, 11, 12],
     ),
     (
         rules.services_never_import_each_other,

@@ -1,4 +1,4 @@
-"""Every manager keeps the promises of a node, with its own executor: the CPU manager's, and a tiny one of permits.
+"""Every manager obeys the laws of a node, with its own executor: the CPU manager's, and a tiny one of permits.
 
 An executor joins by an entry in `MANAGERS`: it names a resource with a queue, and a kind that waits for some seconds.
 """
@@ -270,7 +270,7 @@ async def test_a_grant_of_more_units_than_exist_is_lost_at_once(node: NodeOf) ->
     assert ends(await node.finished(2)) == [("a", "lost"), ("b", "ok")]
 
 
-async def test_a_stopping_node_reports_its_work_lost_and_then_says_bye(redis_url: str, manager: Manager) -> None:
+async def test_a_stopping_node_reports_its_work_lost_and_then_publishes_bye(redis_url: str, manager: Manager) -> None:
     async with open_node(redis_url, name="test", node="n") as connection:
         node = NodeOf(connection, manager)
         async with node.agent.running(heartbeat_s=HEARTBEAT_S):

@@ -151,7 +151,7 @@ def _label(name: str, fields: Any) -> str:
 
 def show_dispatch(made: DispatchComparison, console: Console) -> None:
     """Print what was handled and decided, the verdict, and the first difference."""
-    term = "continued from a state" if made.continued else "from the begin of the term"
+    term = "continued from a state" if made.continued else "from the beginning of the term"
     console.print(f"{made.path.name}: epoch {made.epoch}, {term}, {made.last_at - made.first_at:,.1f} s", markup=False)
     table = Table(pad_edge=False)
     for title in ("stimulus", "count", "command", "count"):

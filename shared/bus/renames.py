@@ -1,6 +1,6 @@
 """Step 3 of the schema: kinds and fields of stored messages get standard names.
 
-`rewrite_stream` serves later steps, too.
+`rewrite_stream` serves later steps, too. Both also work while Valkey's memory is full.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ FIELDS = {
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 """Changes one stored message; returns it as it is if there is nothing to change. It must be safe to repeat."""
+
+_APPEND = """#!lua flags=allow-oom
+redis.call('XADD', KEYS[1], unpack(ARGV))
+"""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -86,7 +90,7 @@ async def _rewrite_once(redis: Redis, stream: str, change: Change) -> None:
         pipe.multi()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
         pipe.delete(stream)
         for entry, fields in changed:
-            pipe.execute_command("XADD", stream, entry, *fields)
+            pipe.execute_command("EVAL", _APPEND, 1, stream, entry, *fields)
         if changed:
             await pipe.execute()
 
@@ -98,7 +102,7 @@ async def _move_requests(redis: Redis) -> None:
         pipe = redis.pipeline(transaction=True)
         for entry, fields in rows:
             if (renamed := _changed(fields, _renamed)) is not None:
-                pipe.execute_command("XADD", ACTIONS.name, "*", *renamed)
+                pipe.execute_command("EVAL", _APPEND, 1, ACTIONS.name, "*", *renamed)
                 pipe.execute_command("XDEL", ACTIONS.name, entry)
         if len(pipe):
             await pipe.execute()

@@ -33,6 +33,10 @@ _TRACES: Final = (OLDER_EPOCH, keys.epoch(Role.DISPATCHER), ACTIONS.name)
 LONGEST_LEASE_S: Final = 10.0
 LONGEST_SILENCE_S: Final = 10.0
 """A CPU manager without a report for this long does not run: five heartbeats, as the leader's `node_lost_s`."""
+_STORE_VERSION: Final = """#!lua flags=allow-oom
+redis.call('SET', KEYS[1], ARGV[1])
+"""
+"""While memory is full too: after a step has changed data, the former release must not read it."""
 NAMED: Final = 5
 """Most nodes that a message names."""
 
@@ -147,7 +151,8 @@ async def plan_upgrade(redis: Redis, steps: Sequence[SchemaStep] = STEPS) -> Upg
 
 
 async def apply_upgrade(redis: Redis, upgrade: Upgrade) -> None:
-    """Apply an upgrade. After a crash the next call continues where this one stopped.
+    """Apply an upgrade, also while Valkey's memory is full. After a crash the next call continues where this one
+    stopped.
 
     Raises:
         WrongSchema: a need is not met.
@@ -157,7 +162,7 @@ async def apply_upgrade(redis: Redis, upgrade: Upgrade) -> None:
     for step in upgrade.steps:
         if step.apply is not None:
             await step.apply(redis)
-        await command(redis, "SET", KEY, step.version)
+        await command(redis, "EVAL", _STORE_VERSION, 1, KEY, step.version)
     if upgrade.found is None:
         await command(redis, "SET", KEY, upgrade.version, "NX")
 

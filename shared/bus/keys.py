@@ -225,7 +225,9 @@ QUOTAS: Final = "quotas"
 QUOTA_HOLDS: Final = "quotas:holds"
 """Hash: `action/stage/attempt` -> hold of the attempt, JSON; from its grant until its end is written."""
 QUOTA_LEVELS: Final = "quotas:levels"
-"""Hash: `<period or empty> <quota>` -> amount that is missing from that rate's full bucket, a space, at what time."""
+"""Hash: `<period or empty> <quota>` -> amount that is missing from that rate's full bucket, at what time
+(Unix seconds), and its refill per second, with spaces between. After its quota was deleted, until it has refilled;
+without refill 7 days."""
 QUOTA_CHANGES: Final = quotas.QUOTA_CHANGES.name
 """Stream: changed limits; bounded."""
 BACKLOG: Final = "backlog"

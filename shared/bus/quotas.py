@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
@@ -15,7 +15,7 @@ from shared.bus.holds import Change, pack
 from shared.bus.keys import Role
 from shared.messages.quotas import QUOTA_CHANGES, QuotaChanged
 from shared.policy.model.quotas import QuotaHold, QuotaLimits
-from shared.runtime.units import Epoch
+from shared.runtime.units import Epoch, Seconds
 
 _json = msgspec.json.Encoder().encode
 
@@ -34,6 +34,11 @@ _decode_hold = msgspec.json.Decoder(_StoredHold).decode
 _decode_limits = msgspec.json.Decoder(QuotaLimits).decode
 
 
+SPENT_KEPT_S: Final[Seconds] = 604800.0
+"""Time for which a level without refill is kept after its quota was deleted: a quota of that name may be created again,
+with the same budget."""
+
+
 class StoredLevel(NamedTuple):
     """Level of one rate."""
 
@@ -41,6 +46,14 @@ class StoredLevel(NamedTuple):
     period_s: float | None
     used: float
     at_s: float
+    per_s: float
+    """Refill since `at_s`, amount per second."""
+
+    def is_expired(self, now: Seconds) -> bool:
+        """Return whether nothing is missing any more, or the level is without refill and older than `SPENT_KEPT_S`."""
+        if not self.per_s:
+            return now - self.at_s > SPENT_KEPT_S
+        return self.used <= (now - self.at_s) * self.per_s
 
 
 class StoredQuotas(NamedTuple):
@@ -79,6 +92,33 @@ async def read_quotas(redis: Redis) -> StoredQuotas:
     )
 
 
+async def expire_levels(redis: Redis, epoch: Epoch, now: Seconds) -> list[StoredLevel]:
+    """Remove the levels of deleted quotas and of changed periods that have refilled (`is_expired`); return them.
+    One that changes meanwhile stays. The leader removes its own copy at a tick (`Quotas.forget_full`).
+
+    `now`: Unix seconds by Valkey's clock. O(quotas + levels), with one round trip more if any is removed.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was removed.
+    """
+    stored = await _pairs(redis, keys.QUOTA_LEVELS)
+    if not stored:
+        return []
+    limits = {name.decode(): _decode_limits(value) for name, value in await _pairs(redis, keys.QUOTAS)}
+    rates = {(name, rate.period_s) for name, one in limits.items() for rate in one.rates}
+    expired: list[StoredLevel] = []
+    arguments: list[bytes] = []
+    for field, value in stored:
+        level = _read_level(field.decode(), value.decode())
+        if (level.quota, level.period_s) not in rates and level.is_expired(now):
+            expired.append(level)
+            arguments += (field, value)
+    if expired:
+        touched = (keys.epoch(Role.DISPATCHER), keys.QUOTA_LEVELS)
+        await call(redis, "expire_levels_v1", touched, epoch, *arguments)
+    return expired
+
+
 async def _pairs(redis: Redis, key: str) -> list[tuple[bytes, bytes]]:
     flat = await command(redis, "HGETALL", key)
     return list(zip(flat[::2], flat[1::2], strict=True))
@@ -86,8 +126,8 @@ async def _pairs(redis: Redis, key: str) -> list[tuple[bytes, bytes]]:
 
 def _read_level(field: str, value: str) -> StoredLevel:
     period, _, name = field.partition(" ")
-    used, _, at_s = value.partition(" ")
-    return StoredLevel(name, float(period) if period else None, float(used), float(at_s))
+    used, at_s, per_s = (float(part) for part in value.split(" "))
+    return StoredLevel(name, float(period) if period else None, used, at_s, per_s)
 
 
 def _read_hold(value: bytes) -> QuotaHold:

@@ -16,7 +16,7 @@ from services.proxy.leader.tenant_weights import TenantWeights
 from services.proxy.metrics import EPOCH, NODES, PARKED_NOW, QUEUED, STUCK, UNANSWERED
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
-from shared.bus import batches, streams, trajectories
+from shared.bus import batches, quotas, streams, trajectories
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Answering, Deposed
 from shared.bus.keys import Role
@@ -199,6 +199,7 @@ class Leadership:
                 leader.nodes.forget(node)
             _log.warning("silent_node_hello_deleted", node=node)
         now = (await ValkeyClock.measure(self._redis)).unix()
+        await quotas.expire_levels(self._redis, self.epoch, now)
         for batch in await batches.open_batches(self._redis):
             found = await batches.read_activity(self._redis, batch)
             if found is None:

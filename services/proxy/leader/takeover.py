@@ -100,7 +100,7 @@ async def _restore_quotas(redis: Redis, leader: Leader) -> None:
     for name, limits in stored.limits.items():
         leader.restore(QuotaSet(name, limits))
     for level in stored.levels:
-        leader.restore(LevelRestored(*level))
+        leader.restore(LevelRestored(*level[:4]))
     for hold in stored.holds:
         leader.restore(HoldRestored(hold))
 

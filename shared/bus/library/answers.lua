@@ -2,6 +2,7 @@
 
 local ANSWERED_KEPT_S = 10   -- a replica that is further behind has read the store meanwhile
 local ARCHIVED_AFTER_S = 60  -- an answer outside a batch that expires sooner is not archived
+local MOST_USED = 16         -- names of usage that are summed for a batch, as in shared/policy/model/results.py
 local ANSWER_BYTES = 250     -- bytes of an answer in Valkey besides its own: its action's key, stream or hash
 
 -- An action in an environment must not be executed again, even when its answer is gone. So it is recorded for as long
@@ -11,6 +12,20 @@ local function record_acted(action_key, trajectory_key, acted_key)
   if left_s > 0 then
     redis.call('SADD', acted_key, action_key)
     redis.call('EXPIRE', acted_key, left_s)
+  end
+end
+
+-- Add usage to the sums of a batch. `used`: JSON, name -> amount. Executors choose the names, so their number is bounded.
+local function add_usage(key, used)
+  local names = 0
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    if string.sub(field, 1, 5) == 'used:' then names = names + 1 end
+  end
+  for name, amount in pairs(cjson.decode(used)) do
+    local field = 'used:' .. name
+    local is_new = redis.call('HEXISTS', key, field) == 0
+    if not is_new or names < MOST_USED then redis.call('HINCRBYFLOAT', key, field, amount) end
+    if is_new then names = names + 1 end
   end
 end
 
@@ -29,9 +44,7 @@ local function count_for_batch(trajectory_key, masked, used)
     redis.call('HINCRBY', key, 'count:' .. ended, 1)
     redis.call('HSET', key, 'why:' .. ended, why)
   end
-  if used ~= '' then
-    for name, amount in pairs(cjson.decode(used)) do redis.call('HINCRBYFLOAT', key, 'used:' .. name, amount) end
-  end
+  if used ~= '' then add_usage(key, used) end
   if left_s >= 0 then redis.call('EXPIRE', key, left_s) end
 end
 

@@ -7,16 +7,17 @@
 --   settle: {key of the hold, false, the same with negative amounts}
 --   hold:   {key of the hold, hold, {}}
 
+-- A level is the amount that is missing from the full bucket, at what time, and its refill per second since.
 local function add_to_level(levels_key, field, amount, per_s, at)
   local used, since = 0, at
   local level = redis.call('HGET', levels_key, field)
   if level then
-    local first, second = string.match(level, '^(%S+) (%S+)$')
+    local first, second = string.match(level, '^(%S+) (%S+)')
     used, since = tonumber(first), tonumber(second)
   end
   if at < since then at = since end
   used = math.max(0, math.max(0, used - (at - since) * per_s) + amount)
-  redis.call('HSET', levels_key, field, string.format('%.17g %.17g', used, at))
+  redis.call('HSET', levels_key, field, string.format('%.17g %.17g %.17g', used, at, per_s))
 end
 
 local function change_holds(holds_key, levels_key, packed)
@@ -46,6 +47,15 @@ local function change_holds_alone(keys, args)
   return 1
 end
 
+-- expire_levels(epoch:<role>, quotas:levels; epoch, {field, level}...): remove those that have not changed since
+local function expire_levels(keys, args)
+  if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
+  for i = 2, #args, 2 do
+    if redis.call('HGET', keys[2], args[i]) == args[i + 1] then redis.call('HDEL', keys[2], args[i]) end
+  end
+  return 1
+end
+
 -- set_quota(quotas, stream of changes; name, limits or '', kept, message): create, change or delete a quota
 local function set_quota(keys, args)
   if args[2] == '' then redis.call('HDEL', keys[1], args[1]) else redis.call('HSET', keys[1], args[1], args[2]) end
@@ -57,4 +67,5 @@ register_allowed_when_full('send_grants_with_quotas', with_quotas(send_grants))
 register_allowed_when_full('answer_actions_with_quotas', with_quotas(answer_actions))
 register_allowed_when_full('advance_stages_with_quotas', with_quotas(advance_stages))
 register_allowed_when_full('change_holds', change_holds_alone)
+register_allowed_when_full('expire_levels_v1', expire_levels)
 redis.register_function('set_quota', set_quota)

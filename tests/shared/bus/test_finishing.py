@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from shared.bus.batches import end_batch
+from shared.bus.batches import end_batch, read_environments
 from shared.bus.connection import command
 from shared.bus.functions import (
     Advancing,
@@ -19,7 +21,7 @@ from shared.bus.functions import (
 from shared.bus.trajectories import open_trajectory
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import ANSWERED, OUTCOMES, Answered, Finished
-from shared.policy.model.results import AttemptResult
+from shared.policy.model.results import MOST_USED, AttemptResult
 from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal, lead, resign
 
 
@@ -236,30 +238,33 @@ async def test_an_answer_outside_batches_names_no_batch(journal: Journal) -> Non
     assert await journal.messages(ANSWERED) == [Answered(actions=["a1"], batches=[])]
 
 
+async def open_in(journal: Journal, trajectory: str, batch: str = "b") -> None:
+    """Open a trajectory that names a batch, or none."""
+    fields = {"class": "default"} | ({"batch": batch} if batch else {})
+    await open_trajectory(
+        journal.redis, trajectory, EnvironmentSpec(), idempotency_key="", digest=b"", most=8, keep_s=60,
+        node_class="default", fields=fields,
+    )  # fmt: skip
+
+
+async def act(journal: Journal, action: str, trajectory: str) -> Answering:
+    """Accept an action in a trajectory; its answer."""
+    submission = Submission(action, b"d", "", b"m", trajectory, "ada")
+    ((_, entry),) = await journal_actions(journal.redis, [submission], max_journal=100)
+    return Answering(action, entry, "", b"{}", KEEP_ACTION_S, "ada", trajectory=trajectory)
+
+
 async def test_masked_answers_in_trajectories_are_counted_for_the_batch_once_each(journal: Journal) -> None:
     await journal.open()
-    for trajectory in ("t1", "t2"):
-        fields = {"class": "default"} | ({"batch": "b"} if trajectory == "t1" else {})
-        await open_trajectory(
-            journal.redis,
-            trajectory,
-            EnvironmentSpec(),
-            idempotency_key="",
-            digest=b"",
-            most=8,
-            keep_s=60,
-            node_class="default",
-            fields=fields,
-        )
+    await open_in(journal, "t1")
+    await open_in(journal, "t2", batch="")
     for action, trajectory, masked, used in (
         ("a1", "t1", "refused no such image", b""),
         ("a2", "t1", "", b'{"cpu_s":1.5,"tokens":7}'),
         ("a3", "t2", "refused counted for nobody", b'{"cpu_s":9}'),
         ("a4", "t1", "refused the newest", b'{"cpu_s":0.25}'),
     ):
-        submission = Submission(action, b"d", "", b"m", trajectory, "ada")
-        ((_, entry),) = await journal_actions(journal.redis, [submission], max_journal=100)
-        answering = Answering(action, entry, "", b"{}", KEEP_ACTION_S, "ada", masked, trajectory=trajectory, used=used)
+        answering = (await act(journal, action, trajectory))._replace(masked=masked, used=used)
         await journal.finish_all(answering)
         await journal.finish_all(answering)
 
@@ -273,3 +278,21 @@ async def test_masked_answers_in_trajectories_are_counted_for_the_batch_once_eac
     }
     await end_batch(journal.redis, "b", "cancelled", keep_batch_s=7)
     assert await command(journal.redis, "TTL", "environments:b") == 7
+
+
+async def test_usage_of_a_batch_has_a_bounded_number_of_names(journal: Journal) -> None:
+    """Executors choose the names; `added` has the same bound."""
+    await journal.open()
+    await open_in(journal, "t1")
+    for number in range(2):
+        used = {f"name{number}-{each}": 1.0 for each in range(MOST_USED - 1)}
+        answering = (await act(journal, f"a{number}", "t1"))._replace(used=json.dumps(used).encode())
+        await journal.finish_all(answering)
+    again = await act(journal, "a2", "t1")
+    await journal.finish_all(again._replace(used=b'{"name0-0": 2.0}'))
+
+    counts = await read_environments(journal.redis, "b")
+    assert counts is not None
+    assert len(counts.used) == MOST_USED
+    assert counts.used["name0-0"] == 3.0
+    assert {f"name0-{each}" for each in range(MOST_USED - 1)} < counts.used.keys()

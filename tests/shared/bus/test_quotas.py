@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Answering, Deposed, Granting, advance_stages, answer_actions, send_grants
 from shared.bus.holds import Taking
-from shared.bus.quotas import change_holds, read_quotas, set_quota
+from shared.bus.quotas import SPENT_KEPT_S, change_holds, expire_levels, read_quotas, set_quota
 from shared.messages.quotas import QUOTA_CHANGES, QuotaChanged
 from shared.policy.model.quotas import Level, QuotaHold, QuotaLimits, Rate, Settled
 from shared.policy.resources.quotas import Quotas
@@ -120,3 +120,47 @@ async def test_limits_are_stored_and_their_changes_published(journal: Journal) -
         QuotaChanged(name="money", limits=LIMITS["money"]),
         QuotaChanged(name="search"),
     ]
+
+
+async def spent(journal: Journal, name: str, *rates: Rate, at_s: float) -> None:
+    """An attempt has taken 1.0 of a quota and ended; nothing is given back."""
+    await set_quota(journal.redis, name, QuotaLimits((), rates))
+    hold = QuotaHold(f"{name}-{at_s}", 0, 1, "n", "1", at_s, {name: 1.0})
+    await change_holds(journal.redis, journal.epoch, [Taking(hold, tuple((name, rate) for rate in rates))])
+    await change_holds(journal.redis, journal.epoch, [Settled(hold.key, hold.action)])
+
+
+async def levels(journal: Journal) -> list[tuple[str, float | None]]:
+    return sorted((one.quota, one.period_s) for one in (await read_quotas(journal.redis)).levels)
+
+
+async def test_a_level_leaves_when_it_has_refilled_and_its_quota_is_gone(journal: Journal) -> None:
+    redis, epoch = journal.redis, journal.epoch
+    await spent(journal, "deleted", Rate(5.0, 10.0), at_s=1000.0)
+    await spent(journal, "changed", Rate(5.0, 10.0), at_s=1000.0)
+    await spent(journal, "present", Rate(5.0, 10.0), at_s=1000.0)
+    await set_quota(redis, "deleted", None)
+    await set_quota(redis, "changed", QuotaLimits((), (Rate(5.0, 60.0),)))
+
+    assert await expire_levels(redis, epoch, 1001.9) == [], "0.05 of each is missing"
+    assert await levels(journal) == [("changed", 10.0), ("deleted", 10.0), ("present", 10.0)]
+    assert len(await expire_levels(redis, epoch, 1002.0)) == 2
+    assert await levels(journal) == [("present", 10.0)]
+
+
+async def test_a_budget_without_refill_is_kept_for_a_week_after_its_quota_is_deleted(journal: Journal) -> None:
+    await spent(journal, "money", Rate(50.0), at_s=1000.0)
+    await set_quota(journal.redis, "money", None)
+
+    assert await expire_levels(journal.redis, journal.epoch, 1000.0 + SPENT_KEPT_S) == []
+    (level,) = await expire_levels(journal.redis, journal.epoch, 1001.0 + SPENT_KEPT_S)
+    assert (level.quota, level.used) == ("money", 1.0)
+    assert await levels(journal) == []
+
+
+async def test_a_deposed_leader_expires_no_level(journal: Journal) -> None:
+    await spent(journal, "deleted", Rate(5.0, 10.0), at_s=1000.0)
+    await set_quota(journal.redis, "deleted", None)
+    with pytest.raises(Deposed):
+        await expire_levels(journal.redis, journal.epoch - 1, 2000.0)
+    assert await levels(journal) == [("deleted", 10.0)]

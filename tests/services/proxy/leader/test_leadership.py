@@ -13,16 +13,19 @@ from services.proxy.leader.leadership import Leadership
 from services.proxy.leader.takeover import take_over
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
-from shared.bus import keys, nodes
+from shared.bus import keys, nodes, quotas
 from shared.bus.connection import command
 from shared.bus.functions import Submission, journal_actions
+from shared.bus.holds import Taking
 from shared.messages.actions import ACTIONS
 from shared.messages.grants import Granted, grants_topic
 from shared.messages.nodes import NODES, Heartbeat
 from shared.messages.outcomes import OUTCOMES
+from shared.policy.model.quotas import QuotaHold, Rate, Settled
 from shared.runtime.background import Background
 from tests.services.proxy.mesh import hello, inventory, submitted
 from tests.services.proxy.stores import store_over
+from tests.shared.bus.journal import Journal, resign
 from tests.shared.bus.soon import soon
 
 LEASE_S = 0.6
@@ -84,4 +87,25 @@ async def test_a_present_node_is_used_although_its_hello_is_old(
             return any(isinstance(one, Granted) for one in sent)
 
         await soon(is_granted)
+        await candidate.stop()
+
+
+async def test_a_term_expires_levels_of_deleted_quotas(
+    valkey: Redis, reader: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leadership, "SWEEP_S", 0.0)
+    rate, hold = Rate(5.0, 1.0), QuotaHold("a", 0, 1, "n", "1", 1000.0, {"search": 1.0})
+    former = (await Journal.led(valkey)).epoch
+    await quotas.change_holds(valkey, former, [Taking(hold, (("search", rate),)), Settled(hold.key, "a")])
+    await resign(valkey, "me")
+    assert len((await quotas.read_quotas(valkey)).levels) == 1
+    settings = ProxySettings.model_validate({"lease_s": LEASE_S})
+    async with Background() as background:
+        candidate = Leadership(valkey, reader, Waiters(store_over(valkey).answers), settings, background)
+        background.start(candidate.run(), name="leadership")
+
+        async def expired() -> bool:
+            return not (await quotas.read_quotas(valkey)).levels
+
+        await soon(expired)
         await candidate.stop()

@@ -54,7 +54,7 @@ async def publish_reasons(redis: Redis, epoch: Epoch, reasons: WaitingReasons) -
         args += (f"{action}:{stage}", _packed(reason))
     if reasons.classes:
         args += (_CLASSES, _packed(reasons.classes))
-    await call(redis, "publish_reasons", (keys.epoch(Role.DISPATCHER), keys.REASONS), *args)
+    await call(redis, "publish_reasons_v1", (keys.epoch(Role.DISPATCHER), keys.REASONS), *args)
 
 
 async def read_reason(redis: Redis, action: str, stage: int) -> tuple[WaitingReason, dict[str, WaitingReason]]:

@@ -303,7 +303,7 @@ async def _call_with(
     if not changes:
         return await call(redis, f"{name}_v2", touched, *args)
     touched = (*touched, keys.QUOTA_HOLDS, keys.QUOTA_LEVELS)
-    return await call(redis, f"{name}_with_quotas", touched, *args, pack(changes))
+    return await call(redis, f"{name}_with_quotas_v1", touched, *args, pack(changes))
 
 
 async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:

@@ -127,7 +127,10 @@ def batch_key(tenant: str, name: str, key: str) -> str:
 
 
 def trajectory_key(tenant: str, request: str) -> str:
-    """Return the string that holds the trajectory that this request id has opened. As long as its first lifetime."""
+    """Return the string that holds the trajectory that this request id has opened.
+
+    It expires after the trajectory's lifetime and retention, counted from the opening.
+    """
     return f"trajectorykey:{tenant}:{request}"
 
 

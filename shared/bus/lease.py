@@ -34,7 +34,7 @@ class Lease:
 
     async def release(self) -> None:
         """Release the lease if it is still ours."""
-        await call(self.redis, "release_lease", (keys.leader(self.role),), self.holder)
+        await call(self.redis, "release_lease_v1", (keys.leader(self.role),), self.holder)
 
 
 async def is_held(redis: Redis, role: Role) -> bool:

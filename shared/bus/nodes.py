@@ -48,13 +48,13 @@ class StoredHello(NamedTuple):
 
 async def next_generation(redis: Redis, node: str) -> int:
     """Return the generation of a starting manager of this node: higher than those of all earlier ones."""
-    return int(await call(redis, "next_generation", (keys.GENERATIONS, keys.HELLOS), node))
+    return int(await call(redis, "next_generation_v1", (keys.GENERATIONS, keys.HELLOS), node))
 
 
 async def publish_hello(redis: Redis, hello: Hello) -> bool:
     """Publish and store a hello. False: neither, because a later manager of this node has published one."""
     arguments = (NODES.maxlen, MOST_NODES, hello.node, hello.generation, NODES.encode(hello))
-    return bool(await call(redis, "publish_hello", _KEYS, *arguments) == 1)
+    return bool(await call(redis, "publish_hello_v1", _KEYS, *arguments) == 1)
 
 
 async def publish_heartbeat(redis: Redis, beat: Heartbeat) -> None:
@@ -64,7 +64,7 @@ async def publish_heartbeat(redis: Redis, beat: Heartbeat) -> None:
 
 async def publish_bye(redis: Redis, bye: Bye) -> None:
     """Publish a Bye, and remove the hello of its incarnation."""
-    await call(redis, "publish_bye", _KEYS, NODES.maxlen, bye.node, bye.incarnation, NODES.encode(bye))
+    await call(redis, "publish_bye_v1", _KEYS, NODES.maxlen, bye.node, bye.incarnation, NODES.encode(bye))
 
 
 async def read_hellos(redis: Redis) -> list[StoredHello]:
@@ -100,7 +100,7 @@ async def expire_hellos(
     absent = [name for name in oldest if name.decode() not in present]
     if not absent:
         return []
-    removed = await call(redis, "expire_hellos", touched, epoch, silent_ms, *absent)
+    removed = await call(redis, "expire_hellos_v1", touched, epoch, silent_ms, *absent)
     return [name.decode() for name in removed]
 
 

@@ -71,7 +71,7 @@ async def change_holds(redis: Redis, epoch: Epoch, changes: Sequence[Change]) ->
         Deposed: this leader's epoch is over; nothing was written.
     """
     touched = (keys.epoch(Role.DISPATCHER), keys.QUOTA_HOLDS, keys.QUOTA_LEVELS)
-    await call(redis, "change_holds", touched, epoch, pack(changes))
+    await call(redis, "change_holds_v1", touched, epoch, pack(changes))
 
 
 async def set_quota(redis: Redis, name: str, limits: QuotaLimits | None) -> None:
@@ -79,7 +79,7 @@ async def set_quota(redis: Redis, name: str, limits: QuotaLimits | None) -> None
     message = QUOTA_CHANGES.encode(QuotaChanged(name=name, limits=limits))
     stored = b"" if limits is None else _json(limits)
     touched = (keys.QUOTAS, keys.QUOTA_CHANGES)
-    await call(redis, "set_quota", touched, name, stored, QUOTA_CHANGES.maxlen, message)
+    await call(redis, "set_quota_v1", touched, name, stored, QUOTA_CHANGES.maxlen, message)
 
 
 async def read_quotas(redis: Redis) -> StoredQuotas:

@@ -15,7 +15,7 @@ from shared.runtime.units import Seconds
 
 async def renew(redis: Redis, replica: str, ttl_s: Seconds) -> None:
     """Record that the replica is alive for `ttl_s`, even when memory is full."""
-    await call(redis, "renew_presence", (keys.replica(replica),), round(ttl_s * 1000))
+    await call(redis, "renew_presence_v1", (keys.replica(replica),), round(ttl_s * 1000))
 
 
 async def absent(redis: Redis, replicas: Iterable[str]) -> set[str]:

@@ -1,6 +1,6 @@
 """/v1/nodes, /v1/pools, /v1/plans: the nodes, their use, and the planner's decisions with their reasons.
 
-Read from the streams, so every replica gives the same answer.
+Read from the hash of hellos and from streams, so every replica gives the same answer.
 """
 
 from __future__ import annotations

@@ -22,16 +22,15 @@ _log = log.get(__name__)
 
 PUBLISH_EVERY_S: Seconds = SNAPSHOT_INTERVAL_S
 PAUSE_FACTOR = 50
-"""A survey of very many stuck actions takes at most 1/50 of the leader's time."""
+"""Turns over very many waiting or stuck actions take at most 1/50 of the leader's time."""
 
 
 async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, clock: ValkeyClock) -> None:
     """Loop: publish the backlog, the batch snapshots and why actions wait, whenever they have changed, until another
     leader has taken over.
 
-    With 16,000 unanswered requests of batches, a turn takes the leader 2.6 ms (7 ms if the core is shared) and writes
-    140 KiB. A new leader publishes its batch snapshots at once, also if there are none, to replace those of the former
-    leader.
+    A turn costs O(unanswered actions) on the leader's loop. A new leader publishes its batch snapshots at once, also if
+    there are none, to replace those of the former leader.
     """
     published: tuple[Backlog, dict[str, UnansweredRequests]] | None = None
     published_reasons: WaitingReasons | None = None

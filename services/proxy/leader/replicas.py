@@ -1,9 +1,9 @@
 """Replicas that hold callers, and cancellation of their actions when a replica is killed.
 
-The connection of a held caller ends with its proxy, so no caller waits for the answer. Each replica keeps a lease, and
-the journal names the replica with each action that it holds (`ActionSubmitted.held_by`). The leader cancels the actions
-of a replica whose lease is absent in two checks in a row. One check is not enough, because Valkey itself may have been
-away. A replica that was only suspended submits its cancelled actions again (`held`).
+The connection of a held caller ends with its proxy, so nobody waits for the answer. Each replica renews its presence.
+The journal names the replica with each action that it holds (`ActionSubmitted.held_by`). The leader cancels the actions
+of a replica that is absent in two checks in a row. One check is not enough, because Valkey itself may have been away. A
+replica that was only suspended submits its cancelled actions again (`held`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 
-LEASE_S: Final[Seconds] = 15.0
+PRESENCE_S: Final[Seconds] = 15.0
 RENEW_S: Final[Seconds] = 3.0
 CHECK_S: Final[Seconds] = 5.0
 """Longer than a renewal takes after Valkey has come back."""
@@ -32,22 +32,22 @@ PROXY_GONE: Final = "the proxy that held its caller is gone"
 
 
 async def renew(redis: Redis, replica: str) -> None:
-    """Keep the lease of this replica, forever."""
+    """Renew the presence of this replica, forever."""
     while True:
         try:
-            await replicas.renew(redis, replica, LEASE_S)
+            await replicas.renew(redis, replica, PRESENCE_S)
         except (*TRANSIENT, ResponseError) as error:
-            _log.debug("replica_lease_renewal_failed", error=str(error))
+            _log.debug("replica_presence_renewal_failed", error=str(error))
         await asyncio.sleep(RENEW_S)
 
 
 class AbsentReplicas:
-    """Finds replicas that hold unanswered actions and have lost their lease."""
+    """Finds replicas that hold unanswered actions and are absent."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._missed: set[str] = set()
-        """Replicas whose lease was absent at the last check."""
+        """Replicas that were absent at the last check."""
 
     async def check(self, unanswered: Iterable[ActionSubmitted]) -> int:
         """Cancel the actions that absent replicas held. Returns their number. O(unanswered): 10 ms for 100,000."""

@@ -18,6 +18,12 @@ class Batcher(Generic[Item, Reply]):
     There are no timers. The first item leaves at once; items that arrive meanwhile leave together right after. So an
     idle mesh answers at the latency of one round trip, and a busy one pays one round trip for up to `most` items.
     Items of several flows leave in turn (`shared.policy.order.turns`).
+
+    Args:
+        flush: gets 1..`most` items and returns one reply each, in order. All of its callers get its exception.
+        most: items of one flush.
+        most_shared: the same while several flows are present, because a new item waits for the flush under way;
+            None: `most`.
     """
 
     def __init__(
@@ -27,14 +33,6 @@ class Batcher(Generic[Item, Reply]):
         most: int = 256,
         most_shared: int | None = None,
     ) -> None:
-        """Store the parts. No flush begins.
-
-        Args:
-            flush: gets 1..`most` items and returns one reply each, in order. All of its callers get its exception.
-            most: items of one flush.
-            most_shared: the same while several flows are present, because a new item waits for the flush under way;
-                None: `most`.
-        """
         self._flush = flush
         self._most = most
         self._most_shared = most_shared or most

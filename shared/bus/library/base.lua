@@ -5,9 +5,9 @@
 -- types and their fields are in shared/bus/keys.py. Callers pass every key that a function touches (`keys`); the
 -- exceptions, keys whose names are stored values, are marked "derived" and listed in ADR 0055.
 --
--- allow-oom: work under way frees memory when it is full. So only new work is rejected (journal_actions, open_batch,
--- progress, open_trajectory).
--- A function with changed arguments gets the next number. So a replica of an older version fails and writes nothing
+-- allow-oom: work under way frees memory when it is full. So only these are rejected: new work (journal_actions,
+-- open_batch, open_trajectory), reports of rollouts (progress) and new limits (set_quota).
+-- Every name ends in the version of its arguments. A function with changed arguments gets the next number. So a replica of an older version fails and writes nothing
 -- wrong.
 
 local function now_ms()

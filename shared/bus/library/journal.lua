@@ -101,7 +101,7 @@ local function journal_actions(keys, args)
   return replies
 end
 
--- cancel(action, actions; reason) -> 1 asked, 0 answered already, -1 unknown
+-- cancel(action, actions; reason) -> 1 requested, 0 answered already, -1 unknown
 local function cancel(keys, args)
   local a = redis.call('HMGET', keys[1], 'entry', 'answer', 'result', 'archived')
   if not a[1] then return -1 end
@@ -122,7 +122,7 @@ local function parkable(action)
   return a, nil
 end
 
--- park(action, actions; reason) -> 1 asked, or a code of `parkable`
+-- park(action, actions; reason) -> 1 requested, or a code of `parkable`
 -- `parking` is the grant, the time and the reason; without `resume` the action is parked, or will be
 -- A request that changes nothing is not journaled. Each entry counts against the bound of the journal.
 local function park(keys, args)
@@ -137,7 +137,7 @@ local function park(keys, args)
   return 1
 end
 
--- resume(action, actions) -> 1 asked, or a code of `parkable`, -3 also if this attempt was never parked
+-- resume(action, actions) -> 1 requested, or a code of `parkable`, -3 also if this attempt was never parked
 -- `resume` is the journal entry of the request, and `sent` after the leader has let it continue
 local function resume(keys)
   local a, code = parkable(keys[1])

@@ -22,5 +22,5 @@ local function renew_presence(keys, args)
 end
 
 register_allowed_when_full('hold_lease_v2', hold_lease)
-register_allowed_when_full('release_lease', release_lease)
-register_allowed_when_full('renew_presence', renew_presence)
+register_allowed_when_full('release_lease_v1', release_lease)
+register_allowed_when_full('renew_presence_v1', renew_presence)

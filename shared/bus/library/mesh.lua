@@ -41,7 +41,7 @@ local function mesh_identity(keys, args)
 end
 
 register_allowed_when_full('publish_backlog_v2', publish_backlog)
-register_allowed_when_full('publish_reasons', publish_reasons)
+register_allowed_when_full('publish_reasons_v1', publish_reasons)
 register_allowed_when_full('publish_v2', publish)
 register_allowed_when_full('id_key_v2', id_key)
 register_allowed_when_full('mesh_identity_v2', mesh_identity)

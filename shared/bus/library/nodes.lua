@@ -53,7 +53,7 @@ local function expire_hellos(keys, args)
   return removed
 end
 
-register_allowed_when_full('next_generation', next_generation)
-register_allowed_when_full('publish_hello', publish_hello)
-register_allowed_when_full('publish_bye', publish_bye)
-register_allowed_when_full('expire_hellos', expire_hellos)
+register_allowed_when_full('next_generation_v1', next_generation)
+register_allowed_when_full('publish_hello_v1', publish_hello)
+register_allowed_when_full('publish_bye_v1', publish_bye)
+register_allowed_when_full('expire_hellos_v1', expire_hellos)

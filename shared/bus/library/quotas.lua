@@ -63,9 +63,9 @@ local function set_quota(keys, args)
   return 1
 end
 
-register_allowed_when_full('send_grants_with_quotas', with_quotas(send_grants))
-register_allowed_when_full('answer_actions_with_quotas', with_quotas(answer_actions))
-register_allowed_when_full('advance_stages_with_quotas', with_quotas(advance_stages))
-register_allowed_when_full('change_holds', change_holds_alone)
+register_allowed_when_full('send_grants_with_quotas_v1', with_quotas(send_grants))
+register_allowed_when_full('answer_actions_with_quotas_v1', with_quotas(answer_actions))
+register_allowed_when_full('advance_stages_with_quotas_v1', with_quotas(advance_stages))
+register_allowed_when_full('change_holds_v1', change_holds_alone)
 register_allowed_when_full('expire_levels_v1', expire_levels)
-redis.register_function('set_quota', set_quota)
+register('set_quota_v1', set_quota)

@@ -18,9 +18,11 @@ from shared.bus.functions import (
     journal_actions,
     send_grants,
 )
+from shared.bus.quotas import change_holds, read_quotas
 from shared.bus.trajectories import open_trajectory
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import ANSWERED, OUTCOMES, Answered, Finished
+from shared.policy.model.quotas import QuotaHold, Settled
 from shared.policy.model.results import MOST_USED, AttemptResult
 from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal, lead, resign
 
@@ -296,3 +298,17 @@ async def test_usage_of_a_batch_has_a_bounded_number_of_names(journal: Journal) 
     assert len(counts.used) == MOST_USED
     assert counts.used["name0-0"] == 3.0
     assert {f"name0-{each}" for each in range(MOST_USED - 1)} < counts.used.keys()
+
+
+async def test_an_answer_that_ends_a_hold_counts_for_the_batch_of_its_trajectory(journal: Journal) -> None:
+    await journal.open()
+    await open_in(journal, "t1")
+    answering = await act(journal, "a1", "t1")
+    hold = QuotaHold("a1", 0, 1, "n", "1", 5.0, {"search": 1.0})
+    await change_holds(journal.redis, journal.epoch, [hold])
+    await journal.finish_all(answering._replace(settled=(Settled(hold.key, "a1"),)))
+
+    counts = await read_environments(journal.redis, "b")
+    assert counts is not None
+    assert counts.answered == 1
+    assert (await read_quotas(journal.redis)).holds == []

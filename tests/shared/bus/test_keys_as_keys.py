@@ -30,6 +30,14 @@ def test_no_function_formats_a_key_except_the_derived_ones() -> None:
     assert {each for each in quoted if each} <= {"batch:", "trajectory:"}
 
 
+async def test_every_function_has_the_version_of_its_arguments_in_its_name(valkey: Redis) -> None:
+    """Otherwise a replica of another version would find it after its arguments have changed."""
+    ((*_, loaded),) = await command(valkey, "FUNCTION", "LIST", "LIBRARYNAME", "treadle")
+    names = [dict(zip(one[::2], one[1::2], strict=True))[b"name"].decode() for one in loaded]
+    assert len(names) > 30
+    assert [name for name in names if not re.search("_v[0-9]+$", name)] == []
+
+
 FORMER = (
     "lead hold_lease resign journal_actions answer_actions send_grants advance_stages discard publish_backlog publish "
     "open_batch progress end_batch id_key mesh_identity cancel open_trajectory close_trajectory "

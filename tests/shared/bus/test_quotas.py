@@ -90,7 +90,7 @@ async def test_a_new_leader_reads_exactly_what_is_taken(journal: Journal, seed: 
 async def test_a_deposed_leader_changes_nothing(journal: Journal) -> None:
     await set_quota(journal.redis, "search", LIMITS["search"])
     quotas = await restored(journal.redis)
-    await journal.entry("a1")
+    entry = await journal.entry("a1")
     await resign(journal.redis, "me")
     await lead(journal.redis, "another", 30.0)
     hold = QuotaHold("a1", 0, 1, "n", "1", 5.0, {"search": 1.0})
@@ -98,6 +98,13 @@ async def test_a_deposed_leader_changes_nothing(journal: Journal) -> None:
         await send_grants(journal.redis, journal.epoch, [granting(quotas, hold)])
     with pytest.raises(Deposed):
         await change_holds(journal.redis, journal.epoch, [hold])
+    settled = (Settled(hold.key, "a1"),)
+    with pytest.raises(Deposed):
+        await journal.finish_all(Answering("a1", entry, "", b"{}", KEEP_ACTION_S, settled=settled))
+    with pytest.raises(Deposed):
+        await advance_stages(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]", settled=settled)])
+    assert await journal.unanswered() == ["a1"]
+    assert not {"answer", "stage"} & set(await journal.fields("action:a1"))
     stored = await read_quotas(journal.redis)
     assert (stored.holds, stored.levels) == ([], [])
     assert await command(journal.redis, "EXISTS", "grants.n.1") == 0

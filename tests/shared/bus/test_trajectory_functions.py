@@ -321,7 +321,7 @@ async def test_an_environment_that_was_not_made_leaves_its_trajectory_open(journ
 
     assert await placed(journal) == {}
     assert await state(journal) == (b"open", b"no memory"), "the reason is kept until it is begun again"
-    assert "n" not in await journal.fields("trajectory:t1")
+    assert "node" not in await journal.fields("trajectory:t1")
     assert await listed(journal) == {"open": ["t1"], "due": ["t1"], "ended": []}
     await begun(journal)
     assert await state(journal) == (b"open", b"")

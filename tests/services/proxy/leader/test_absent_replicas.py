@@ -1,4 +1,4 @@
-"""Actions of replicas whose lease is absent: cancelled at the second check, and only theirs."""
+"""Actions of absent replicas: cancelled at the second check, and only theirs."""
 
 from __future__ import annotations
 

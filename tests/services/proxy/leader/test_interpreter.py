@@ -174,7 +174,7 @@ async def test_a_deposed_leader_stops_and_writes_nothing_more(driver: Interprete
 
     assert driver.interpreter.deposed
     assert (await driver.sent(), driver.reported, await journal.unanswered()) == ([], [], ["a1"])
-    assert "s" not in await journal.fields("action:a1")
+    assert "stage" not in await journal.fields("action:a1")
 
 
 async def test_a_leader_deposed_by_another_part_stops_before_the_next_flush(driver: InterpreterDriver) -> None:

@@ -41,6 +41,7 @@ SENT: Final = (
     "TrajectoryRequest",
     "TrajectoryChange",
     "TrajectoryAction",
+    "TenantWeight",
 )
 """Schemas of the bodies that the client sends."""
 RECEIVED: Final = (
@@ -52,6 +53,7 @@ RECEIVED: Final = (
     "ResultLine",
     "BulkReceipt",
     "TrajectoryView",
+    "TenantList",
 )
 """Schemas of the answers that the client reads."""
 BASES: Final = {"TaskView": "Task", "ResultLine": "Answer"}

@@ -15,7 +15,7 @@ from rich.console import Console
 from shared.runtime.settings import TreadleSettings, load
 from shared.runtime.stack_state import ServiceState, State
 from treadle.cli.grade import DISAGREES
-from treadle.cli.proxy import WRONG, CommandFailed, check_proxy, exit_status, find_proxy
+from treadle.cli.proxy import BATCH_CANCELLED, WRONG, CommandFailed, check_proxy, exit_status, find_proxy
 from treadle.cli.up import Home
 from treadle.client.answers import NodeView
 from treadle.client.asynchronous import AsyncTreadle
@@ -56,7 +56,7 @@ def demo(
     3 no stack answers.
     """
     console = Console(stderr=as_json)
-    with exit_status("demo"):
+    with exit_status("demo", BATCH_CANCELLED):
         plan = DemoPlan(
             problems=QUICK_PROBLEMS if quick else PROBLEMS,
             group_size=group_size,

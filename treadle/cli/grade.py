@@ -1,7 +1,6 @@
 """``treadle grade``."""
 
 import asyncio
-import os
 import re
 import uuid
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ import typer
 from rich.console import Console
 
 from shared.api.tasks import Task
-from treadle.cli.proxy import NOT_UP, WRONG, CommandFailed, check_proxy, exit_status, find_proxy
+from treadle.cli.proxy import BATCH_CANCELLED, WRONG, CommandFailed, check_proxy, exit_status, proxy_url
 from treadle.cli.up import Home
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.errors import TreadleError
@@ -86,7 +85,7 @@ def grade(
     4 some lines got no verdict; 5 reported, but --out could not be written; 130 interrupted.
     """
     options = Options(file, task, kind, out, expect, batch_size, skip_bad, key or uuid.uuid4().hex[:12], tenant)
-    with exit_status("grade"), _out(options) as answers:
+    with exit_status("grade", BATCH_CANCELLED), _out(options) as answers:
         graded = asyncio.run(grade_file(options, url, home))
         try:
             _print(graded.report, as_json)
@@ -147,7 +146,7 @@ async def grade_file(options: Options, url: str | None, home: Path | None) -> Gr
     found, workflow = _read(options)
     name = options.task or found.task or _slug(options.file)
     checked = _accepted(options, check_file(found, workflow, options.expect))
-    async with AsyncTreadle(_proxy_url(url, home), tenant=options.tenant) as client:
+    async with AsyncTreadle(proxy_url(url, home), tenant=options.tenant) as client:
         await check_proxy(client)
         if workflow is None:
             workflow = await declared(client, name)
@@ -192,13 +191,6 @@ def _accepted(options: Options, checked: Checked) -> Checked:
     if not checked.lines:
         raise CommandFailed(f"{options.file} has no line to grade", WRONG)
     return checked
-
-
-def _proxy_url(url: str | None, home: Path | None) -> str:
-    found = find_proxy(os.environ, url, home)
-    if found is None:
-        raise CommandFailed("no stack is up: start one with treadle up --detach, or name a proxy with --url", NOT_UP)
-    return found
 
 
 @contextmanager

@@ -24,6 +24,7 @@ COMMANDS = {
     "status": "Show every service of the stack.",
     "upgrade": "Bring the data of a stopped stack to this release.",
     "repair": "Cut a damaged file of Valkey back to its last whole command.",
+    "tenants": "Show and set the weights of tenants.",
     "grade": "Grade a file of programs or answers as one batch.",
     "demo": "Grade HumanEval's references and mutants of them on a stack of your own.",
     "bench": "Measure what the mesh costs, beside its targets and its peers.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,9 @@ from treadle.stack.services import PROXY
 
 WRONG, NOT_UP, INTERRUPTED = 2, 3, 130
 """Exit statuses: the file, an option or a setting is wrong; no stack answers; Ctrl-C."""
+
+
+BATCH_CANCELLED = "interrupted; the batch was cancelled"
 
 
 class CommandFailed(Exception):
@@ -43,6 +47,19 @@ def find_proxy(environ: Mapping[str, str], url: str | None = None, home: Path | 
     return next((service.url for service in services if service.name == PROXY), None)
 
 
+def proxy_url(url: str | None, home: Path | None) -> str:
+    """Return the proxy's address (`find_proxy`).
+
+    Raises:
+        CommandFailed: no address is given and no stack is up.
+        StackError: the stack's state cannot be read.
+    """
+    found = find_proxy(os.environ, url, home)
+    if found is None:
+        raise CommandFailed("no stack is up: start one with treadle up --detach, or name a proxy with --url", NOT_UP)
+    return found
+
+
 async def check_proxy(client: AsyncTreadle) -> None:
     """Check once that a proxy answers. Later calls are retried for a minute.
 
@@ -56,8 +73,8 @@ async def check_proxy(client: AsyncTreadle) -> None:
 
 
 @contextmanager
-def exit_status(command: str) -> Iterator[None]:
-    """Print an error as one line on stderr, and exit with its status."""
+def exit_status(command: str, interrupted: str = "interrupted") -> Iterator[None]:
+    """Print an error as one line on stderr, and exit with its status. `interrupted`: the line after Ctrl-C."""
     try:
         yield
     except (CommandFailed, StackError, TreadleError, WrongSetting) as error:
@@ -65,5 +82,5 @@ def exit_status(command: str) -> Iterator[None]:
         away = isinstance(error, (StackError, Unavailable))
         raise typer.Exit(error.status if isinstance(error, CommandFailed) else NOT_UP if away else WRONG) from error
     except KeyboardInterrupt:
-        typer.echo(f"treadle {command}: interrupted; the batch was cancelled", err=True)
+        typer.echo(f"treadle {command}: {interrupted}", err=True)
         raise typer.Exit(INTERRUPTED) from None

@@ -272,3 +272,17 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     batch: str | None = None
     priority: float = 0.0
     """Newest priority; 0 until it is changed."""
+
+
+class TenantView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tenant and its weight."""
+
+    name: str
+    weight: float = 1.0
+    """1 if none was set."""
+
+
+class TenantList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tenants whose weight was set, by name."""
+
+    tenants: list[TenantView]

@@ -38,6 +38,7 @@ from treadle.client.requests import (
 )
 from treadle.client.results import follow_results
 from treadle.client.retry import RetryPolicy
+from treadle.client.tenants import AsyncTenants
 from treadle.client.trajectories import AsyncTrajectories
 from treadle.client.transport import Transport, quoted
 
@@ -85,6 +86,7 @@ class AsyncTreadle:
         url = url or os.environ.get("TREADLE_URL") or DEFAULT_URL
         self._transport = Transport(url, tenant, retry_policy or RetryPolicy(), read_timeout_s, rng)
         self.trajectories = AsyncTrajectories(self._transport)
+        self.tenants = AsyncTenants(self._transport)
 
     @property
     def url(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from treadle.client.asynchronous import CANCEL_S, AsyncTreadle
 from treadle.client.retry import RetryPolicy
+from treadle.client.tenants import AsyncTenants
 from treadle.client.trajectories import AsyncTrajectories
 
 P = ParamSpec("P")
@@ -119,6 +120,14 @@ class Trajectories(_Twin):
     close = _blocking(AsyncTrajectories.close)
 
 
+class Tenants(_Twin):
+    """Weights of the tenants that share one mesh."""
+
+    weights = _blocking(AsyncTenants.weights)
+    set_weight = _blocking(AsyncTenants.set_weight)
+    reset_weight = _blocking(AsyncTenants.reset_weight)
+
+
 class Treadle(_Twin):
     """Client of one mesh. Threads may share it.
 
@@ -139,6 +148,7 @@ class Treadle(_Twin):
         super().__init__(twin, LoopThread())
         self.url = twin.url
         self.trajectories = Trajectories(twin.trajectories, self._thread)
+        self.tenants = Tenants(twin.tenants, self._thread)
 
     probe = _blocking(AsyncTreadle.probe)
     nodes = _blocking(AsyncTreadle.nodes)

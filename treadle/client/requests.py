@@ -231,3 +231,11 @@ class TrajectoryAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     units: Units | None = None
     """Resource -> units, [fewest, most], or for cores {"any_of": [...]}. The action holds cores only while it executes.
     More than the fewest are granted if `elasticity` and a duration are known. Default: one core."""
+
+
+class TenantWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Weight of a tenant."""
+
+    weight: float
+    """Share of the mesh while several tenants have waiting work: a tenant of weight 2 gets twice the unit-seconds of a
+    tenant of weight 1. From 0.001 to 1000."""

@@ -19,13 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.policy.model.compiling import compiled
 from shared.policy.resources.resource import Operator
+
+ROUNDING: Final = 1e-12
+"""Relative difference of two sums of costs that counts as rounding: the order of the terms may cause it."""
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -80,7 +83,7 @@ def arrange(candidates: Sequence[Choices], operator: Operator) -> Arrangement:
         for state in range(operator.states):
             for units, cost in zip(one.amounts, one.costs, strict=True):
                 left = operator.left(state, units)
-                if left is not None and before[left] + cost < row[state]:
+                if left is not None and before[left] + cost < row[state] * (1.0 - ROUNDING):
                     row[state], chosen[state] = before[left] + cost, units
         least.append(row)
         choice.append(chosen)
@@ -120,7 +123,7 @@ def _arrange(units, costs, firsts, free):  # type: ignore[no-untyped-def]
         for place in range(firsts[candidate], firsts[candidate + 1]):
             taken, cost, number = units[place], costs[place], place - firsts[candidate] + 1
             for left in range(width - taken):
-                if before[left] + cost < row[left + taken]:
+                if before[left] + cost < row[left + taken] * (1.0 - ROUNDING):
                     row[left + taken] = before[left] + cost
                     chosen[left + taken] = number
         before, row = row, before

@@ -122,6 +122,20 @@ def test_among_equals_the_first_gets_no_fewer(
     assert list(granted) == sorted(granted, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("lasts_s", "count", "spare", "held"),
+    [
+        ((3.06123448961131, 1.7347063761361183, 1.0347063761361184, 0.9347063761361184), 5, 2, 1),
+        ((5.762024215250641, 4.662024215250641, 3.562024215250641, 3.462024215250641), 5, 7, 4),
+        ((5.737962528222433, 4.637962528222433, 3.5379625282224327, 2.837962528222433, 2.137962528222433), 4, 7, 5),
+    ],
+)
+def test_sums_that_differ_by_rounding_are_equal(lasts_s: tuple[float, ...], count: int, spare: int, held: int) -> None:
+    one = Scalable(tuple(range(1, len(lasts_s) + 1)), np.array(lasts_s))
+    granted = allot([one] * count, free_for([one] * count, spare), [], [30.0] * held, evictable=0)
+    assert list(granted) == sorted(granted, reverse=True)
+
+
 LINEAR = Elasticity("power", exponent=1.0)
 NEARLY = Elasticity("table", table=((1, 1.0), (2, 0.8)))
 

@@ -18,7 +18,6 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
@@ -46,7 +45,7 @@ class NewGrant(NamedTuple):
     """It was parked and continues with the units that it had."""
 
 
-def units_worth_waiting_for(cluster: ClusterState, action: ActionState, free: int, busy_s: NDArray[np.float64]) -> int:
+def units_worth_waiting_for(cluster: ClusterState, action: ActionState, free: int, busy_s: Sequence[float]) -> int:
     """Return the units of a node that an elastic action should wait for. If they are free, it need not wait.
 
     Args:
@@ -140,19 +139,19 @@ def _undo(cluster: ClusterState, one: NewGrant) -> None:
         action.lane.queue.refund(action.request.tenant, one.charged_s, turn=one.was_head)
 
 
-def busy(cluster: ClusterState, now: float, node: Node, resource: str, but: set[str]) -> NDArray[np.float64]:
+def busy(cluster: ClusterState, now: float, node: Node, resource: str, but: set[str]) -> list[float]:
     """Seconds until each taken unit is predicted free, without the units of the candidates.
 
     An overdue action is assumed to run for as long as it is already overdue. It will probably not end at once, and
     waiting for it would leave free units idle.
     """
-    held = cluster.granted.get(node.name, {})
-    actions = [action for name, action in held.items() if action.allocated and name not in but]
-    ends = [action.expected_end_s for action in actions]
-    units = [action.units.get(resource, 0) for action in actions]
-    ends += [orphan.since_s for orphan in node.orphans.values()]
-    units += [orphan.units.get(resource, 0) for orphan in node.orphans.values()]
-    return np.abs(np.repeat(np.array(ends, np.float64), units) - now)
+    busy_s: list[float] = []
+    for name, action in cluster.granted.get(node.name, {}).items():
+        if action.allocated and name not in but:
+            busy_s += [abs(action.expected_end_s - now)] * action.units.get(resource, 0)
+    for orphan in node.orphans.values():
+        busy_s += [abs(orphan.since_s - now)] * orphan.units.get(resource, 0)
+    return busy_s
 
 
 def _waiting(cluster: ClusterState, node: Node, like: ActionState) -> list[Scalable]:

@@ -82,10 +82,10 @@ def _ranked_places(cluster: ClusterState, pool: Pool, action: ActionState, but: 
         make = partial(partial, _free_key, pool.node_class, resource, kinds)
         walks.append(cluster.nodes.rankings.get(("free", pool.node_class, resource, kinds), make).entries)
     for (free,), node_name in walks[0] if len(walks) == 1 else heapq.merge(*walks):
-        if action.units.get(resource, 0) > -free:
-            return  # the others have as many free at most
         if node_name in but:
             continue
+        if action.units.get(resource, 0) > -free:
+            return  # the others have as many free at most
         node = present[node_name]
         if name not in node.orphans and node.has_free(action.units):
             yield node

@@ -14,9 +14,6 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.blocked import Blocked
 from shared.policy.dispatch.cluster_state import ClusterState
@@ -59,7 +56,7 @@ class SchedulingRound:
     key, because it is another tenant's turn."""
     sleeping: SleepingHeads = field(init=False)
     """Reservations of sleeping lanes' heads."""
-    busy_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    busy_s: dict[str, list[float]] = field(default_factory=dict)
     """Node -> seconds until each unit taken before this round is predicted free."""
 
     def __post_init__(self) -> None:

@@ -150,7 +150,7 @@ def price(busy: int, owned: int) -> float:
     return 1.0 / (idle * idle * owned)
 
 
-def enough(head: Scalable, free: int, busy_until_s: Sequence[float] | Floats) -> int:
+def enough(head: Scalable, free: int, busy_until_s: Sequence[float]) -> int:
     """Return the number of units that the head of a queue should wait for; if they are free it need not wait.
 
     Work that starts on the last free unit keeps one unit to its end, though many might be free soon. So the result is
@@ -158,15 +158,19 @@ def enough(head: Scalable, free: int, busy_until_s: Sequence[float] | Floats) ->
     caller may hold the head as if that were its fewest amount. The head does not wait forever, because units only
     become free as long as nothing overtakes it.
     """
-    starts_s = np.concatenate((np.zeros(free), np.maximum(0.0, np.sort(busy_until_s))))
+    starts_s = [0.0] * free + sorted(max(0.0, end_s) for end_s in busy_until_s)
     owned = len(starts_s)
-    units = head.units[head.units <= owned]
-    if not len(units):
+    if head.amounts[0] > owned:
         return head.amounts[0]
-    busy = min(owned, len(busy_until_s) + head.amounts[0])
-    durations_s = head.durations_s[: len(units)]
-    ends_s = starts_s[units - 1] + durations_s * (1.0 + price(busy, owned) * units)
-    return head.amounts[int(np.argmin(ends_s))]
+    each = price(min(owned, len(busy_until_s) + head.amounts[0]), owned)
+    best, least_s = head.amounts[0], math.inf
+    for units, lasts_s in zip(head.amounts, head.durations_s.tolist(), strict=True):
+        if units > owned:
+            break
+        end_s = starts_s[units - 1] + lasts_s * (1.0 + each * units)
+        if end_s < least_s:
+            best, least_s = units, end_s
+    return best
 
 
 def warm() -> None:

@@ -25,12 +25,13 @@ from services.cpu_manager.kinds import MEMORY, STARTS
 from services.cpu_manager.sandboxed_graders import NoSandbox
 from shared.messages.grants import Granted, InventoryRequested, Revoked, ShareSet
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
-from shared.messages.outcomes import OUTCOMES, RECALLED, Finished, InventoryTaken, Outcome, Started
+from shared.messages.outcomes import OUTCOMES, RECALLED, Finished, InventoryTaken, Outcome, Parked, Started
 from shared.node.agent import NodeAgent
 from shared.node.connection import NodeConnection, open_node
 from shared.policy.resources.cores import Topology
 from shared.runtime.clock import SYSTEM_CLOCK
 from tests.conformance.permit_manager.executor import KIND, PERMITS, PermitExecutor
+from tests.conformance.sleeping_environment import SleepingRuntime
 from tests.shared.bus.soon import soon
 from tests.shared.node.leader_end import LeaderEnd
 from treadle.testing.servers import running_valkey
@@ -53,14 +54,14 @@ class Manager:
 
 
 def cpu_agent(connection: NodeConnection, report: Report) -> NodeAgent:
-    """The CPU manager's agent on two cores, without a sandbox: the kinds `noop` and `sleep` need none."""
+    """The CPU manager's agent on two cores, without a sandbox: `noop`, `sleep` and actions that sleep need none."""
     cores = Cores(Topology((tuple((core,) for core in range(UNITS)),)))
     resources = units_of(cores, slots=8, memory_mb=1000, starts=1)
     identity, clock = connection.identity, SYSTEM_CLOCK
     registry = EnvironmentRegistry(
         node=identity.node,
         incarnation=identity.incarnation,
-        acting=Acting(Runtimes([]), clock, 1000, 5.0),
+        acting=Acting(Runtimes([SleepingRuntime()]), clock, 1000, 5.0),
         memory=resources[MEMORY],
         report=report,
         clock=clock,
@@ -88,7 +89,7 @@ class NodeOf(LeaderEnd):
         super().__init__(connection.redis, connection.identity)
         self.manager, self.identity, self.outbox = manager, connection.identity, connection.outbox
         self.used_when_reported: dict[str, int] = {}
-        """Action -> units in use when its outcome was reported."""
+        """Action -> units in use when its outcome, or that it was parked, was reported last."""
         self.agent = manager.agent(connection, self._report)
 
     def grant(
@@ -127,7 +128,7 @@ class NodeOf(LeaderEnd):
         return [one for one in await self.published(OUTCOMES) if isinstance(one, InventoryTaken)]
 
     def _report(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Finished):
+        if isinstance(outcome, Finished | Parked):
             self.used_when_reported[outcome.action] = self.agent.resources[self.manager.resource].used
         self.outbox.put(outcome)
 

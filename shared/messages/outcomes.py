@@ -67,6 +67,8 @@ class GrantHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """It is frozen and holds no units; `units` are those that it needs to continue."""
     resuming: bool = False
     """It is parked, and waits on the node for its units."""
+    paused_s: float = 0.0
+    """Time without units since it began, the present one included. `running_s` does not contain it."""
 
 
 class EnvironmentHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

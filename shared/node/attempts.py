@@ -277,10 +277,12 @@ def cancel_once(task: asyncio.Task[AttemptResult]) -> None:
 
 
 def _held_attempt(running: RunningAttempt, now: Seconds) -> GrantHeld:
-    held = _held_grant(running.grant, running.executed_s(now), queued=False)
-    if running.holds_units:
-        return held
-    return msgspec.structs.replace(held, parked=True, resuming=running.state == "resuming")
+    return msgspec.structs.replace(
+        _held_grant(running.grant, running.executed_s(now), queued=False),
+        parked=not running.holds_units,
+        resuming=running.state == "resuming",
+        paused_s=running.without_units_s(now),
+    )
 
 
 def _held_grant(grant: Granted, running_s: Seconds, *, queued: bool) -> GrantHeld:

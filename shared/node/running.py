@@ -47,3 +47,7 @@ class RunningAttempt:
     def executed_s(self, now: Seconds) -> Seconds:
         """Return its execution time so far. Time without units does not count."""
         return (now if self.holds_units else self.paused_at) - self.since - self.paused_s
+
+    def without_units_s(self, now: Seconds) -> Seconds:
+        """Return its time without units so far."""
+        return self.paused_s + (0.0 if self.holds_units else now - self.paused_at)

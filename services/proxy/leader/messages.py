@@ -90,7 +90,9 @@ def to_request_stimulus(asked: Request) -> Stimulus:
 def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
     """Convert a node's inventory."""
     held = {
-        one.action: HeldGrant(one.stage, one.attempt, one.running_s, one.units, one.queued, one.parked, one.resuming)
+        one.action: HeldGrant(
+            one.stage, one.attempt, one.running_s, one.units, one.queued, one.parked, one.resuming, one.paused_s
+        )
         for one in taken.held
     }
     environments = {one.trajectory: one.units for one in taken.environments}

@@ -193,7 +193,7 @@ class ClusterState:
         An attempt older than the newest is not adopted. Another attempt may run, and attempt numbers are never reused.
         """
         if action is not None and action.stage == held.stage and action.attempt <= held.attempt:
-            self._adopt(action, node, held, now - held.running_s)
+            self._adopt(action, node, held, now)
             if action.node == node.name:
                 action.attempt = held.attempt
                 return True
@@ -212,40 +212,37 @@ class ClusterState:
         node.add_orphan(action_id, Orphan(held.stage, held.attempt, units, 0, since_s))
         return False
 
-    def _adopt(self, action: ActionState, node: Node, held: HeldGrant, since_s: float) -> None:
+    def _adopt(self, action: ActionState, node: Node, held: HeldGrant, now: float) -> None:
         """Assign an action to the node that reports it, unless it is on another one."""
         if action.parked:
             if held.resuming and action.state == "parked" and action.node == node.name:
-                self.wait_to_resume(action, since_s + held.running_s)
+                self.wait_to_resume(action, now)
             return
+        since_s = now - held.running_s - held.paused_s
         if not action.allocated:
             action.units = held.units or action.units
         if held.parked and action.node in ("", node.name) and not action.allocated:
-            self._adopt_parked(action, node, held, since_s)
-        elif action.state == "queued":
-            self.queues.dequeue(action)
-            action.move("granted")
-            if action.scales:
-                action.expected_s = self.durations.expect(action, action.granted_units)
-            action.attempt = held.attempt
-            self.assign(action, node, since_s, prefetched=held.queued, adopted=True)
-        elif action.node != node.name or action.allocated:
+            self._adopt_parked(action, node, held, since_s, now)
+        elif action.state != "queued" and (action.node != node.name or action.allocated):
             return
         elif action.prefetched:
             if not held.queued:
                 self.start_prefetched(action, node, since_s)
         else:
+            if action.state == "queued":
+                self.queues.dequeue(action)
+                action.move("granted")
             action.expected_s = self.durations.expect(action, action.granted_units)
-            action.attempt = held.attempt
+            action.attempt, action.parked_s = held.attempt, held.paused_s
             self.assign(action, node, since_s, prefetched=held.queued, adopted=True)
+            action.expected_end_s += held.paused_s
 
-    def _adopt_parked(self, action: ActionState, node: Node, held: HeldGrant, since_s: float) -> None:
-        """Assign an action to the node that reports it as parked."""
+    def _adopt_parked(self, action: ActionState, node: Node, held: HeldGrant, since_s: float, now: float) -> None:
+        """Assign an action to the node that reports it as parked. All its time without units counts as parked."""
         if action.state == "queued":
             self.queues.dequeue(action)
             action.move("granted")
-        now = since_s + held.running_s
-        action.begins, action.attempt = False, held.attempt
+        action.begins, action.attempt, action.parked_s = False, held.attempt, held.paused_s
         action.expected_s = self.durations.expect(action, action.granted_units)
         action.parks, action.between_parks_s = 1, held.running_s  # the number of earlier parks is not known
         self._add_grant(action, node, since_s)

@@ -85,7 +85,7 @@ class NodeHandler:
             if not self.cluster.reconcile(now, node, action, action_id, grant):
                 commands.append(Revoke(action_id, node.name, grant.attempt))
             elif action is not None and not grant.queued:
-                action.started_s = now - grant.running_s
+                action.started_s = now - grant.running_s - grant.paused_s
                 commands += self.parking.ask_again(now, action)
         return commands
 

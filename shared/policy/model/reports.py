@@ -38,6 +38,8 @@ class HeldGrant:
     """Its environment is frozen; `units` are those that it needs to continue, and it holds none."""
     resuming: bool = False
     """It is parked and the node has received the request to continue."""
+    paused_s: float = 0.0
+    """Time for which it was parked, the present one included; no part of `running_s`."""
 
 
 HeldGrants = Mapping[str, HeldGrant]

@@ -50,8 +50,12 @@ async def test_parked_time_is_no_execution(parts: AttemptsUnderTest) -> None:
     parts.attempts.park(park())
     await turns()
     parts.clock.now += 100.0
+    (held,) = parts.attempts.held_grants()
+    assert (held.running_s, held.paused_s) == (1.0, 100.0)
     parts.attempts.resume(resume())
     parts.clock.now += 2.0
+    (held,) = parts.attempts.held_grants()
+    assert (held.running_s, held.paused_s) == (3.0, 100.0)
     parts.executor.go.set()
     (end,) = await parts.settled()
     assert end.execution_s == pytest.approx(3.0)

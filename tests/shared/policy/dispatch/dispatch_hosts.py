@@ -118,14 +118,16 @@ class Host:
 
         def holding(run: Run, *, queued: bool) -> HeldGrant:
             grant = run.grant
+            paused_s = run.paused_s + (now - run.paused_at if run.parked else 0.0)
             return HeldGrant(
                 grant.stage,
                 grant.attempt,
-                0.0 if queued else now - run.since,
+                0.0 if queued else now - run.since - paused_s,
                 grant.units,
                 queued,
                 run.parked,
                 run.resuming,
+                paused_s,
             )
 
         held = {action_id: holding(run, queued=False) for action_id, run in self.runs.items()}

@@ -333,6 +333,21 @@ def test_a_new_leader_adopts_it_parked_and_without_units(resuming: bool) -> None
     assert (grant.action, state(dispatcher, "r0")) == (("r0", "running") if resuming else ("next", "parked"))
 
 
+@pytest.mark.parametrize("parked", [False, True])
+def test_times_of_an_action_that_was_parked_under_a_former_leader(parked: bool) -> None:
+    """It arrived at 0, began at 1, computed for 3 s until now (10), and was parked for the rest."""
+    dispatcher = new_leader()
+    times = HeldGrant(0, 1, 3.0, {"cores": 1}, parked=parked, paused_s=6.0)
+    handle(dispatcher, 10.0, InventoryReported("a", "1", {"r0": times}, {"t": {"memory_mb": 10}}))
+    if parked:
+        handle(dispatcher, 12.0, ResumeRequested("r0"))
+    grant = Grant("r0", "a", 1, 0, {"cores": 1}, 0.0)
+    (answer,) = handle(dispatcher, 14.0, reported(ended(grant, execution_s=5.0 if parked else 7.0)))
+    assert isinstance(answer, AnswerAction)
+    (stage,) = answer.acts
+    assert (stage.queue_s, stage.parked_s) == (1.0, 8.0 if parked else 6.0)
+
+
 def test_an_unwanted_parked_attempt_is_revoked_and_holds_no_units() -> None:
     dispatcher = Dispatcher(specs=SPECS)
     handle(dispatcher, 5.0, joined(host("a", 1)), submitted(request("next", work(), at_s=1.0)))

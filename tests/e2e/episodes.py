@@ -48,12 +48,20 @@ class OneNodeMesh:
         assert self.manager is not None
         self.manager.kill()
 
+    def stop_manager(self) -> None:
+        """SIGTERM, and wait for its end."""
+        assert self.manager is not None
+        self.manager.process.terminate()
+        self.manager.process.wait(WAIT_S)
+
 
 @contextmanager
-def running_one_node_mesh(**environ: str) -> Iterator[OneNodeMesh]:
-    """`environ`: settings of the manager."""
+def running_one_node_mesh(*, stimulus_logs: str = "", **environ: str) -> Iterator[OneNodeMesh]:
+    """`stimulus_logs`: where the leader writes its log. `environ`: settings of the manager."""
     with temporary_home() as home, running_valkey(home) as url:
         settings = {"PROXY_LEASE_S": str(LEASE_S)}
+        if stimulus_logs:
+            settings["PROXY_STIMULUS_LOGS"] = stimulus_logs
         with running_service("proxy", url, **settings) as proxy:
             asyncio.run(until(lambda: leads(proxy)))
             mesh = OneNodeMesh(proxy, url, environ)

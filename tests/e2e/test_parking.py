@@ -1,25 +1,45 @@
-"""Parking on a real stack: frozen environments use no core, continue in turn, and end once."""
+"""Parking on a real stack, in local environments and in containers: no core, no time limit, and one end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
+from shared.messages.environments import LOCAL
 from tests.e2e.episodes import Json, OneNodeMesh, Trainer, running_one_node_mesh, trainer_of
+from tests.e2e.replicas import until
+from tests.services.cpu_manager.environments.local.acting import cpu_s_of, found
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.errors import Conflict
+from treadle.testing.small_image import small_image
 
-ENVIRONMENTS, ROUNDS = 64, 2
 CORES = 2
-BURN = "python3 -c 'import time\nwhile time.process_time() < {cpu_s}: pass'"
+ENDED = {"cancel": "cancelled", "close": "cancelled", "deadline": "expired", "lifetime": "environment-lost"}
+BURN = "python3 -c 'import time\nwhile time.process_time() < {cpu_s}: pass' {mark}"
 
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[OneNodeMesh]:
-    with running_one_node_mesh(CPU_MANAGER_MEMORY_MB="8192") as running:
+    with running_one_node_mesh(CPU_MANAGER_MEMORY_MB="8192", CPU_MANAGER_CORES=str(CORES)) as running:
         yield running
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+def image(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An image with Python, for each runtime."""
+    if request.param == "local":
+        yield LOCAL
+        return
+    request.getfixturevalue("docker")
+    with small_image(f"treadletest-parked-{os.getpid()}:python", python=True) as tag:
+        yield tag
 
 
 @pytest.fixture
@@ -35,10 +55,18 @@ async def until_state(trainer: Trainer, action: str, *states: str) -> Json:
     return answer
 
 
-async def parked(trainer: Trainer, client: AsyncTreadle, line: str, **more: float) -> tuple[str, str]:
+async def parked(
+    trainer: Trainer,
+    client: AsyncTreadle,
+    line: str,
+    *,
+    image: str = LOCAL,
+    environment: Mapping[str, Any] = MappingProxyType({}),
+    **more: float,
+) -> tuple[str, str]:
     """Return the trajectory and the action of a line that is parked and holds no core."""
-    trajectory = await trainer.open(memory_mb=64)
-    await trainer.bash(trajectory, "true")
+    trajectory = await trainer.open(memory_mb=64, image=image, **environment)
+    await trainer.bash(trajectory, "kept=yes")
     action = await trainer.submit(trajectory, line, **more)
     await until_state(trainer, action, "granted")
     await asyncio.sleep(0.2)
@@ -47,19 +75,35 @@ async def parked(trainer: Trainer, client: AsyncTreadle, line: str, **more: floa
     return trajectory, action
 
 
-async def test_it_stands_still_and_continues(mesh: OneNodeMesh, client: AsyncTreadle) -> None:
+async def test_it_stands_still_and_continues(mesh: OneNodeMesh, client: AsyncTreadle, image: str) -> None:
+    """Neither CPU time nor its time limit passes, its core works for others, and its times add up."""
+    mark = f"parked-{uuid.uuid4().hex}"
     async with trainer_of(mesh) as trainer:
-        _, action = await parked(trainer, client, BURN.format(cpu_s=1.0))
+        began = time.monotonic()
+        burn = BURN.format(cpu_s=0.6, mark=mark)
+        _, action = await parked(trainer, client, f"{burn}; echo $kept", image=image, timeout_s=3.0)
         state = await trainer.state(action)
         assert (state["state"], state["reason"]) == ("parked", "a model call")
-        await asyncio.sleep(1.5)
-        assert (await trainer.state(action))["state"] == "parked", "it computes for one second"
+        used_s = [cpu_s_of(pid) for pid in found(mark)]
+        assert used_s
+        await asyncio.gather(*(other(trainer) for _ in range(CORES)))
+        await asyncio.sleep(3.2)
+        assert used_s == [cpu_s_of(pid) for pid in found(mark)]
+        assert (await trainer.state(action))["state"] == "parked", "it computes for less than a second"
         await client.resume(action)
         answer = await until_state(trainer, action, "finished")
-        assert answer["ended"] == "ok", answer
-        assert answer["stages"][0]["parked_s"] > 1.0
+        assert (answer["ended"], answer["output"]["output"]) == ("ok", "yes\n"), answer
+        stage = answer["stages"][0]
+        assert stage["parked_s"] > 3.0
+        assert sum(stage[part] for part in ("queue_s", "execution_s", "parked_s")) <= time.monotonic() - began
         with pytest.raises(Conflict, match="answered"):
             await client.park(action)
+
+
+async def other(trainer: Trainer) -> None:
+    """An action that needs a core."""
+    trajectory = await trainer.open(memory_mb=64)
+    assert (await trainer.bash(trajectory, "true"))["ended"] == "ok"
 
 
 async def test_what_is_no_environment_action_is_refused(mesh: OneNodeMesh, client: AsyncTreadle) -> None:
@@ -70,64 +114,63 @@ async def test_what_is_no_environment_action_is_refused(mesh: OneNodeMesh, clien
             await client.resume(action)
 
 
-@pytest.mark.parametrize("end", ["cancel", "close", "deadline"])
-async def test_it_ends_once_while_it_is_parked(mesh: OneNodeMesh, client: AsyncTreadle, end: str) -> None:
+@pytest.mark.parametrize(
+    ("image", "end"),
+    [
+        ("local", "cancel"), ("local", "close"), ("local", "deadline"), ("local", "lifetime"),
+        pytest.param("docker", "cancel", marks=pytest.mark.docker),
+        pytest.param("docker", "deadline", marks=pytest.mark.docker),
+    ],
+    indirect=["image"],
+)  # fmt: skip
+async def test_it_ends_once_while_it_is_parked(mesh: OneNodeMesh, client: AsyncTreadle, image: str, end: str) -> None:
+    mark = f"ends-{uuid.uuid4().hex}"
     async with trainer_of(mesh) as trainer:
-        more = {"budget_s": 4.0} if end == "deadline" else {}
-        trajectory, action = await parked(trainer, client, "sleep 1000", **more)
+        trajectory, action = await parked(
+            trainer,
+            client,
+            f"sh -c 'sleep 1000; true' {mark}",
+            image=image,
+            environment={"lifetime_s": 5.0} if end == "lifetime" else {},
+            **({"budget_s": 4.0} if end == "deadline" else {}),
+        )
+        assert found(mark)
         if end == "cancel":
             await trainer.cancel(action)
         elif end == "close":
             await trainer.close(trajectory)
         answer = await until_state(trainer, action, "finished")
-        assert answer["ended"] == ("expired" if end == "deadline" else "cancelled"), answer
-        if end != "close":
-            assert (await trainer.bash(trajectory, "echo next"))["ended"] == "ok"
+        assert answer["ended"] == ENDED[end], answer
+        assert (answer["mask"], answer.get("passed")) == (True, None), answer
+        if end in ("cancel", "deadline"):
+            assert (await trainer.bash(trajectory, "echo $kept"))["output"]["output"] == "yes\n"
+        else:
+            assert (await trainer.view(trajectory))["state"] == ("closed" if end == "close" else "expired")
+        await until(lambda: not found(mark))
         await trainer.until_used(cores=0)
 
 
-@pytest.mark.slow
-async def test_sixty_four_environments_that_wait_share_two_cores(mesh: OneNodeMesh, client: AsyncTreadle) -> None:
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+async def test_an_ended_manager_ends_it_once(mesh: OneNodeMesh, client: AsyncTreadle, end: str) -> None:
+    """Last: the node begins anew. One action is parked, and one waits for a core to continue."""
     async with trainer_of(mesh) as trainer:
-
-        async def episode() -> Json:
-            trajectory = await trainer.open(memory_mb=64)
-            action = await trainer.submit(trajectory, BURN.format(cpu_s=0.3), budget_s=300.0)
-            for _ in range(ROUNDS):
-                if (await until_state(trainer, action, "granted", "finished"))["state"] == "finished":
-                    break
-                try:
-                    await client.park(action, "a model call")
-                    await asyncio.sleep(0.5)
-                    await client.resume(action)
-                except Conflict:
-                    break  # it has just ended
-            return await until_state(trainer, action, "finished")
-
-        most = 0
-
-        async def watch() -> None:
-            nonlocal most
-            while True:
-                most = max(most, (await trainer.used())["cores"])
-                await asyncio.sleep(0.2)
-
-        watching = asyncio.create_task(watch())
-        answers = await asyncio.gather(*(episode() for _ in range(ENVIRONMENTS)))
-        watching.cancel()
-        assert {answer["ended"] for answer in answers} == {"ok"}
-        assert sum(answer["stages"][0].get("parked_s", 0.0) > 0.3 for answer in answers) > ENVIRONMENTS / 2
-        assert most <= CORES
-        await trainer.until_used(cores=0)
-
-
-async def test_a_killed_manager_ends_it_once(mesh: OneNodeMesh, client: AsyncTreadle) -> None:
-    """Last: the node begins anew."""
-    async with trainer_of(mesh) as trainer:
-        _, action = await parked(trainer, client, "sleep 1000")
-        mesh.kill_manager()
+        trajectory, action = await parked(trainer, client, "sleep 1000")
+        _, resumed = await parked(trainer, client, "sleep 1000")
+        busy = [await trainer.submit(await trainer.open(memory_mb=64), "sleep 1000") for _ in range(CORES)]
+        for each in busy:
+            await until_state(trainer, each, "granted")
+        await client.resume(resumed)
+        if end == "killed":
+            mesh.kill_manager()
+        else:
+            await asyncio.to_thread(mesh.stop_manager)
         mesh.start_manager()
         await mesh.until_ready()
-        answer = await until_state(trainer, action, "finished")
-        assert (answer["ended"], answer["mask"]) == ("unknown-outcome", True), answer
+        for each in (action, resumed, *busy):
+            answer = await until_state(trainer, each, "finished")
+            wanted = ("unknown-outcome",) if end == "killed" else ("unknown-outcome", "environment-lost")
+            assert answer["ended"] in wanted, answer
+            assert (answer["mask"], answer.get("passed")) == (True, None), answer
+        assert (await trainer.view(trajectory))["state"] == "lost"
+        assert (await trainer.bash(trajectory, "true"))["status"] == 409
         trainer.opened.clear()

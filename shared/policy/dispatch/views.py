@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.model.formulation import State
+from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
 
 
@@ -45,8 +46,10 @@ class ActionSummary:
     attempt: int
     node: str
     """Empty while it is queued."""
+    key: EbfKey
+    """Its position in the order of its tenant."""
 
     @classmethod
     def of(cls, action: ActionState) -> ActionSummary:
         """Return a copy of an action's state."""
-        return cls(action.state, action.stage, action.attempt, action.node)
+        return cls(action.state, action.stage, action.attempt, action.node, action.key)

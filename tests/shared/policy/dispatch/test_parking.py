@@ -485,6 +485,17 @@ def test_an_action_whose_start_is_not_reported_yet_can_be_parked() -> None:
     assert handle(dispatcher, 1.0, ParkRequested("r0")) == [Park("r0", "a", 1)]
 
 
+def test_a_repeated_request_to_continue_does_not_apply_to_the_next_time_it_is_parked() -> None:
+    dispatcher, _ = parked()
+    (other,) = handle(dispatcher, 1.0, submitted(request("busy", work(), at_s=1.0)))
+    assert isinstance(other, Grant)
+    handle(dispatcher, 2.0, ResumeRequested("r0"), ResumeRequested("r0"))
+    assert state(dispatcher, "r0") == "resuming"
+    handle(dispatcher, 3.0, reported(ended(other)))
+    handle(dispatcher, 4.0, AttemptParked("r0", 1))
+    assert state(dispatcher, "r0") == "parked", "its node has parked it by itself"
+
+
 def test_a_request_to_park_takes_back_the_request_to_continue() -> None:
     dispatcher, _ = parked()
     handle(dispatcher, 1.0, submitted(request("busy", work(), at_s=1.0)))

@@ -150,6 +150,22 @@ async def test_it_ends_once_while_it_is_parked(mesh: OneNodeMesh, client: AsyncT
         await trainer.until_used(cores=0)
 
 
+@pytest.mark.docker
+@pytest.mark.parametrize("image", ["docker"], indirect=True)
+async def test_a_parked_container_outlives_its_killed_manager(
+    mesh: OneNodeMesh, client: AsyncTreadle, image: str
+) -> None:
+    async with trainer_of(mesh) as trainer:
+        trajectory, action = await parked(trainer, client, "sleep 1000", image=image)
+        mesh.kill_manager()
+        mesh.start_manager()
+        await mesh.until_ready()
+        answer = await until_state(trainer, action, "finished")
+        assert (answer["ended"], answer["mask"]) == ("unknown-outcome", True), answer
+        assert (await trainer.bash(trajectory, "echo $kept"))["output"]["output"] == "yes\n"
+        await trainer.until_used(cores=0)
+
+
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 async def test_an_ended_manager_ends_it_once(mesh: OneNodeMesh, client: AsyncTreadle, end: str) -> None:
     """Last: the node begins anew. One action is parked, and one waits for a core to continue."""

@@ -40,8 +40,9 @@ def places(
 
     `but`: names of nodes to leave out.
 
-    O(log nodes) for the first, with two exceptions: a new environment costs O(nodes with free units of the pool's
-    resource), and work of a pool whose resource is not a plain count O(nodes).
+    O(log nodes) for the first, with three exceptions: a new environment costs O(nodes with free units of the pool's
+    resource), work of a pool whose resource is not a plain count O(nodes), and work of several resources also the nodes
+    that have the first free and lack another one.
     """
     nodes = _scanned(cluster, pool, lane)
     if action.begins:

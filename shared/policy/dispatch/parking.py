@@ -1,6 +1,6 @@
 """Parking: a running action in an environment returns its units while it waits for something outside.
 
-What happens, in order:
+Sequence:
   1. `ParkRequested` (from outside) leads to the command `Park`. A node may also park an attempt by itself.
   2. The node freezes the environment and reports `AttemptParked`. The attempt's units (cores) are free from then on.
      The attempt, its node and what its environment holds (memory) stay. An inventory lists it as `HeldGrant.parked`,

@@ -208,7 +208,9 @@ class Queues:
                 self.enqueue(action)
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Set the weights of all tenants; others have the default. Virtual times stay, so no past is made up for."""
+        """Set the weights of all tenants; others have the default. Virtual times stay, so a new
+        weight does not change earlier charges.
+        """
         self.weights.clear()
         self.weights.update(weights)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shared.policy.dispatch.quota_stimuli import QuotaEvent
 from shared.policy.model.formulation import Request, StageAct, TrajectoryEnd
@@ -41,7 +42,8 @@ class ActionRestored:
     acts: tuple[StageAct, ...]
     node: str
     """Node of its last grant; empty if it has none."""
-    wanted: str = ""  # newest unfulfilled request about that grant: parked, resumed
+    wanted: Literal["", "parked", "resumed"] = ""
+    """Newest unfulfilled request about that grant; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ class TargetReceived:
 
 @dataclass(frozen=True, slots=True)
 class PlannerChecked:
-    """Whether a planner is alive; reported periodically, and assumed until the first report.
+    """Life of the planner: alive or not. Reported periodically; alive is assumed until the first report.
 
     Without one, targets stay and a zero-queue rule adds to them. When it is back, the targets apply alone again.
     """
@@ -320,10 +322,8 @@ Stimulus = (
     | SilenceIgnored
     | InventoryReported
     | ImagesReported
-    | QuotaEvent
     | TargetReceived
     | PlannerChecked
-    | WeightsReceived
     | EstimateReceived
     | BatchEndReported
     | TickPassed

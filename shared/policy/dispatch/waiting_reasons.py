@@ -1,7 +1,7 @@
 """Reasons why actions wait for more than their turn: they are stuck, parked, or cannot begin their environment.
 
-O(pools + lanes + stuck actions + granted actions), plus O(`MOST_NAMED`). 1,000 stuck actions take 9 ms, 20,000 take
-75 ms on a busy machine; the leader spends at most 1/50 of its time on this and the backlog together.
+O(pools + lanes + stuck actions + granted actions), plus O(`MOST_NAMED`). If a pool with waiting work has no node,
+O(waiting actions): 11 ms at 100,000. The leader spends at most 1/50 of its time on this and the backlog together.
 """
 
 from __future__ import annotations

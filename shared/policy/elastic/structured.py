@@ -22,7 +22,7 @@ def evict(
     """Return the units of each candidate that is kept, and the objective of keeping them.
 
     Whoever applies them takes the last candidate's first: that is the order of the DP. If the operator cannot give all
-    candidates their fewest in that order, all keep them.
+    candidates their fewest in that order, it may evict the last ones.
 
     Args:
         rows: the candidates, then the waiting actions that are placed one by one.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Wait = Literal["", "stuck", "parked", "resuming", "held up"]
-"""Why an action waits. Empty: for its turn, or it does not wait. `held up`: to begin an environment."""
+"""Reason of an action's wait. Empty: for its turn, or it does not wait. `held up`: to begin an environment."""
 
 
 class WaitingReason(NamedTuple):

@@ -40,7 +40,9 @@ class _Binding:
 
 @dataclass(slots=True)
 class TurnQueue(Generic[Item]):
-    """Waiting items. Each operation is O(1), except `put_after_all` and the arrival of a second flow: O(waiting)."""
+    """Waiting items. Each operation is O(1), with three exceptions of O(waiting): `put_after_all`, the arrival of a
+    second flow, and `put` of an item whose names wait in two flows.
+    """
 
     _fixed: deque[_Waiting[Item]] = field(default_factory=deque)
     """Items that leave first, in this order."""

@@ -62,7 +62,7 @@ class Rankings:
 
     present: Mapping[str, Node]
     changed: dict[str, None] = field(default_factory=dict)
-    """Nodes that have changed since the last scheduling round, in order."""
+    """Nodes that have changed since the last scheduling round. A dict, so that repetitions take them in one order."""
     _log: list[str] = field(default_factory=list)
     _rankings: dict[Hashable, Ranking] = field(default_factory=dict)
     """By what they rank for; the one used least recently first."""

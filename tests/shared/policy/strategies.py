@@ -20,7 +20,7 @@ CORES = "cores@cpu"
 SLOTS = "slots@cpu"
 CHUNKS = "chunks@gpu"
 SPECS = {**RESOURCES, "memory": ResourceSpec("environment", score=least_load)}
-"""What resources of test nodes declare."""
+"""Properties of the resources of test nodes."""
 
 
 def work(

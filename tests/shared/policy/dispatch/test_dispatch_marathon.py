@@ -10,6 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from shared.policy.dispatch import node_choice
+from shared.policy.dispatch.node_choice import FEW
 from tests.shared.policy.dispatch.test_dispatch_machine import POOLS, MeshMachine
 from tests.shared.policy.strategies import COSTS, ENVIRONMENTS, work
 
@@ -139,12 +143,15 @@ def history(seed: int, arguments: dict[str, Callable[[random.Random], dict[str, 
     seen["parked"], seen["resumed"] = simulation.parked, simulation.resumed
     seen["parked under an earlier leader"] = simulation.adopted
     seen["waited without a planner"] = simulation.starved
+    seen["nodes ranked"] = len(simulation.leader.cluster.nodes.rankings._rankings)
     return seen
 
 
-def test_long_histories_keep_the_laws_and_see_everything() -> None:
+def test_long_histories_keep_the_laws_and_see_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half of them rankings choose among few nodes too, and each step compares every ranking with a fresh one."""
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
+        monkeypatch.setattr(node_choice, "FEW", FEW if seed % 4 < 2 else 0)
         seen += history(seed, RUSH if seed % 2 else ARGUMENTS)
     everything = {"ok", "timeout", "cancelled", "expired", "refused", "sandbox-lost", "node-lost", "unknown-outcome"}
     assert everything | {
@@ -158,4 +165,5 @@ def test_long_histories_keep_the_laws_and_see_everything() -> None:
         "parked under an earlier leader",
         "environment-lost",
         "waited without a planner",
+        "nodes ranked",
     } <= {name for name, count in seen.items() if count}, seen

@@ -11,22 +11,35 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.stimuli import (
     ActionCancelled,
+    AttemptParked,
     AttemptsEnded,
     EnvironmentEndReported,
+    EstimateReceived,
     InventoryReported,
     NodeJoined,
     NodeLost,
     NodeSeen,
+    ParkRequested,
     PlannerChecked,
     PriorityChanged,
     RequestsSubmitted,
+    ResumeRequested,
     Stimulus,
     TargetReceived,
     TickPassed,
     TrajectoryClosed,
 )
 from shared.policy.model.elasticity import Elasticity
-from shared.policy.model.formulation import CloseEnvironment, Command, EnvironmentNeed, Grant, Request, Revoke, Work
+from shared.policy.model.formulation import (
+    CloseEnvironment,
+    Command,
+    EnvironmentNeed,
+    Grant,
+    Request,
+    Resume,
+    Revoke,
+    Work,
+)
 from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
@@ -34,6 +47,7 @@ from tests.shared.policy.strategies import SPECS
 
 POOLS = ("cores@cpu", "slots@cpu", "cores@big")
 KINDS = ("run", "act", "grade")
+BATCHES = ("b1", "b2")
 QUOTAS = {
     "few": (QuotaLimits((1.0,)), QuotaLimits((2.0,)), None),
     "some": (QuotaLimits((4.0,)), QuotaLimits((6.0,), (Rate(3.0, 2.0),))),
@@ -52,6 +66,8 @@ class History:
     """Fraction of the actions that run in environments."""
     taking: float = 0.0
     """Fraction of the actions that take quotas."""
+    parking: float = 0.0
+    """Fraction of the steps that park an action or let one continue. If not 0, some actions are of batches."""
     dispatcher: Dispatcher = field(default_factory=lambda: Dispatcher(specs=SPECS))
     steps: list[tuple[float, Stimulus, list[Command]]] = field(default_factory=list)
     now: float = 100.0
@@ -61,6 +77,8 @@ class History:
     """Granted actions that execute."""
     held: dict[str, deque[Grant]] = field(default_factory=dict)
     """Node -> grants that have not ended."""
+    parked: dict[str, Grant] = field(default_factory=dict)
+    """Grants whose attempts are parked; in no node's list meanwhile."""
     free: dict[tuple[str, str], int] = field(default_factory=dict)
     trajectories: list[str] = field(default_factory=list)
 
@@ -71,7 +89,12 @@ class History:
             if isinstance(command, Grant):
                 self.held[command.node].append(command)
                 self._start(command.node)
+            elif isinstance(command, Resume):
+                self.held[command.node].append(self.parked.pop(command.action))
+                self._start(command.node)
             elif isinstance(command, Revoke):
+                if command.action in self.parked:
+                    self.held[command.node].append(self.parked.pop(command.action))
                 self._end(command.node, command.action, "lost" if command.recall else "cancelled", revoked=True)
             elif isinstance(command, CloseEnvironment):
                 incarnation = self.incarnations[command.node]
@@ -111,6 +134,7 @@ class History:
         self.incarnations[name] = f"{int(self.incarnations.get(name, '0')) + 1}"
         self.begun -= {grant.action for grant in self.held.get(name, ())}
         self.held[name] = deque()
+        self.parked = {action: grant for action, grant in self.parked.items() if grant.node != name}
         capacity = {"cores": rng.choice([2, 4, 8]), "slots": 3, "memory": rng.choice([2, 5, 9])}
         self.free.update({(name, resource): count for resource, count in capacity.items()})
         kinds = frozenset({"run", "act", "runtime.local"} if rng.random() < 0.7 else {"run", "grade"})
@@ -147,15 +171,51 @@ class History:
         self.works[name] = work
         arrival = (round(self.now * 1000), len(self.works))
         tenant = rng.choice(["ada", "bob", "cyd"])
-        self.give(RequestsSubmitted((Request(name, tenant, "task", "", arrival, (work,), self.now + 60, need=need),)))
+        batch = rng.choice(["", "", *BATCHES]) if self.parking else ""
+        request = Request(name, tenant, "task", batch, arrival, (work,), self.now + 60, need=need)
+        self.give(RequestsSubmitted((request,)))
+
+    def park(self) -> None:
+        """Move a batch, park a running action, or ask for a parked one to continue or to stay parked."""
+        rng, actions = self.rng, self.dispatcher.registry.actions
+        if not self.parking or rng.random() >= self.parking:
+            return
+        if rng.random() < 0.1:
+            self.give(EstimateReceived(rng.choice(BATCHES), self.now + rng.uniform(0, 100)))
+        running = [
+            grant
+            for held in self.held.values()
+            for grant in held
+            if grant.action in self.begun
+            and (action := actions.get(grant.action)) is not None
+            and (action.request.need is not None and action.allocated and action.attempt == grant.attempt)
+            and action.state in ("granted", "running")
+        ]
+        if running and rng.random() < 0.5:
+            grant = rng.choice(running)
+            self.held[grant.node].remove(grant)
+            self.begun.discard(grant.action)
+            for name, count in grant.units.items():
+                self.free[grant.node, name] += count
+            self.parked[grant.action] = grant
+            self._start(grant.node)
+            self.give(AttemptParked(grant.action, grant.attempt))
+        elif self.parked:
+            name = rng.choice(sorted(self.parked))
+            self.give(ResumeRequested(name) if rng.random() < 0.85 else ParkRequested(name))
+
+    def change_quota(self) -> None:
+        """Give a quota other limits, now and then."""
+        if self.taking and self.rng.random() < 0.03:
+            quota = self.rng.choice(list(QUOTAS))
+            self.give(QuotaSet(quota, self.rng.choice(QUOTAS[quota])))
 
     def step(self) -> None:
         """One random event."""
         rng = self.rng
         self.now += rng.choice([0.0, 0.001, 0.01, 0.1, 0.4])
-        if self.taking and rng.random() < 0.03:
-            quota = rng.choice(list(QUOTAS))
-            self.give(QuotaSet(quota, rng.choice(QUOTAS[quota])))
+        self.change_quota()
+        self.park()
         event = rng.random()
         if event < 0.5:
             self.submit()
@@ -183,9 +243,11 @@ class History:
             self.give(TickPassed())
 
 
-def history(seed: int, nodes: int, steps: int, acting: float = 0.3, taking: float = 0.0) -> Iterator[History]:
+def history(
+    seed: int, nodes: int, steps: int, acting: float = 0.3, taking: float = 0.0, parking: float = 0.0
+) -> Iterator[History]:
     """Yield a random history after each step."""
-    made = History(Random(seed), acting, taking)
+    made = History(Random(seed), acting, taking, parking)
     for quota, limits in QUOTAS.items() if taking else ():
         made.give(QuotaSet(quota, limits[0]))
     for at in range(nodes):

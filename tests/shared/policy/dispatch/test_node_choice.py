@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from copy import deepcopy
@@ -16,7 +17,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.placement import place_environment, reservation
 from shared.policy.dispatch.prefetch import RECALL_S
 from shared.policy.dispatch.stimuli import InventoryReported, NodeJoined
-from shared.policy.model.formulation import Grant
+from shared.policy.model.formulation import Grant, Resume
 from shared.policy.resources.ledger import Node, place
 from shared.policy.resources.pools import Lane, Pool
 from shared.store.dispatch_log import DispatchLogHeader, state_of
@@ -160,14 +161,17 @@ def test_a_tick_chooses_a_node_once_for_each_sort_of_prefetched_work(monkeypatch
     assert len(chosen) == 1
 
 
-@pytest.mark.parametrize(("nodes", "acting", "taking"), [(10, 0.3, 0.0), (3, 0.8, 0.0), (10, 0.4, 0.5), (3, 0.5, 0.9)])
+@pytest.mark.parametrize(
+    ("nodes", "acting", "taking", "parking"),
+    [(10, 0.3, 0.0, 0.0), (3, 0.8, 0.0, 0.0), (10, 0.4, 0.5, 0.0), (3, 0.5, 0.9, 0.0), (4, 0.8, 0.3, 0.3)],
+)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_decisions_are_those_of_a_dispatcher_that_scans_all_nodes_and_lanes(
-    seed: int, nodes: int, acting: float, taking: float, monkeypatch: pytest.MonkeyPatch
+    seed: int, nodes: int, acting: float, taking: float, parking: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same stimuli again, with plain scans, and with every lane awake in every round."""
     made, slept, lacked = None, False, False
-    for made in history(100 + seed, nodes, steps=700, acting=acting, taking=taking):
+    for made in history(100 + seed, nodes, steps=700, acting=acting, taking=taking, parking=parking):
         made.dispatcher.cluster.queues.lanes.check(made.dispatcher.cluster.queues.pools.values())
         asleep = made.dispatcher.cluster.queues.lanes.asleep
         slept = slept or bool(asleep)
@@ -181,7 +185,9 @@ def test_decisions_are_those_of_a_dispatcher_that_scans_all_nodes_and_lanes(
         assert again.handle(now, stimulus) == commands, stimulus
     assert slept, "the history has lanes that sleep"
     assert lacked == bool(taking), "the history has lanes that sleep because they lack quotas"
-    assert sum(isinstance(one, Grant) for _, _, commands in made.steps for one in commands) > 100
+    given = Counter(type(one) for _, _, commands in made.steps for one in commands)
+    assert given[Grant] > 100
+    assert (given[Resume] > 20) == bool(parking), "the history has actions that continue after they were parked"
 
 
 def test_a_dispatcher_that_is_restored_from_a_log_decides_the_same() -> None:

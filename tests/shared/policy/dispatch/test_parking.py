@@ -452,7 +452,7 @@ def inventory(*, parked: bool) -> InventoryReported:
 
 @pytest.mark.parametrize("stored", [False, True], ids=["request", "stored request"])
 def test_a_new_leader_keeps_a_request_to_continue_until_the_inventory(stored: bool) -> None:
-    dispatcher = new_leader(**({"wanted": "resumed"} if stored else {}))
+    dispatcher = new_leader(wanted="resumed" if stored else "")
     if not stored:
         assert handle(dispatcher, 5.5, ResumeRequested("r0")) == []
     (resume,) = (one for one in handle(dispatcher, 6.0, inventory(parked=True)) if isinstance(one, Resume))
@@ -461,7 +461,7 @@ def test_a_new_leader_keeps_a_request_to_continue_until_the_inventory(stored: bo
 
 @pytest.mark.parametrize("stored", [False, True], ids=["request", "stored request"])
 def test_a_new_leader_parks_what_the_former_one_did_not(stored: bool) -> None:
-    dispatcher = new_leader(**({"wanted": "parked"} if stored else {}))
+    dispatcher = new_leader(wanted="parked" if stored else "")
     if not stored:
         assert handle(dispatcher, 5.5, ParkRequested("r0")) == []
     parks = [one for one in handle(dispatcher, 6.0, inventory(parked=False)) if isinstance(one, Park)]

@@ -37,6 +37,17 @@ class EnvironmentSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class DispatchSizes:
+    """Sizes of the measurements of decisions."""
+
+    nodes: tuple[int, ...] = (10, 100, 1000, 4000)
+    mixed_nodes: tuple[int, ...] = (10, 100, 1000)
+    """Nodes under elastic, large and short work and environments."""
+    waiting: tuple[int, ...] = (1000, 100_000)
+    tenants: tuple[int, ...] = (1, 100, 10_000)
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Sizes of a run of about three minutes (four and a half with peers) on two cores."""
 
@@ -64,6 +75,7 @@ class Sizes:
     queued_batches: int = 100
     scaling: ScalingSizes = ScalingSizes()
     environment: EnvironmentSizes = EnvironmentSizes()
+    dispatch: DispatchSizes = DispatchSizes()
 
 
 QUICK = Sizes(
@@ -82,5 +94,6 @@ QUICK = Sizes(
     environment=EnvironmentSizes(
         actions=30, environments=4, steps=12, trainers=2, turns=3, idle=8, idle_s=2.0, starts=60, container_starts=8
     ),
+    dispatch=DispatchSizes(nodes=(10, 100, 1000), mixed_nodes=(10, 100), waiting=(1000, 10_000)),
 )
 """About 45 seconds: shows a slowdown by a factor of two, too short for a fine comparison."""

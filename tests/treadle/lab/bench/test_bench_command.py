@@ -50,6 +50,7 @@ def test_every_figure_reports_whether_it_met_its_target(tiny_run: subprocess.Com
     assert aimed_at >= {
         "single.rate", "single.p50", "one.p50", "bulk.rate", "programs.rate", "programs.rate/interpreter",
         "programs.p50", "sleep.overhead", "rest.cpu.proxy", "rest.memory", "history.rate",
+        "beside.one.p50", "beside.one.p99", "dispatch.nodes.1000", "dispatch.tenants.10000",
     }  # fmt: skip
 
 

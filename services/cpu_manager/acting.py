@@ -59,7 +59,7 @@ class Acting:
         kind = IN_ENVIRONMENTS.get(grant.work)
         if kind is None:
             raise ValueError(f"{grant.work} does not run in environments")
-        return with_dop(msgspec.json.decode(grant.params, type=kind.params), grant.units.get(CORES, 1))
+        return with_dop(kind.decoder.decode(grant.params), grant.units.get(CORES, 1))
 
     async def create(
         self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]

@@ -17,7 +17,7 @@ from shared.policy.dispatch.prefetch import Prefetch
 from shared.policy.dispatch.queues import Queues
 from shared.policy.dispatch.stage_durations import StageDurations
 from shared.policy.dispatch.trajectories import TrajectoryTurns
-from shared.policy.elastic.scheduling import ElasticRules
+from shared.policy.elastic.scheduling import ElasticRules, KnownWait
 from shared.policy.model.quotas import hold_key
 from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.ledger import Node, Orphan
@@ -36,15 +36,14 @@ class ClusterState:
     granted: dict[str, dict[str, ActionState]] = field(default_factory=dict)
     """Node -> action -> its state: actions granted there."""
     prefetch: Prefetch = field(init=False)
-    """Prefetched actions: granted, and waiting in their nodes' queues."""
     elastic: ElasticRules = field(default_factory=ElasticRules)
+    elastic_waits: dict[str, dict[str, KnownWait]] = field(default_factory=dict)
+    """Node -> elastic action -> what it waits for there."""
     quotas: Quotas = field(default_factory=Quotas)
-    """The part of the ledger that belongs to no node."""
     holds: AttemptHolds = field(init=False)
     next_wake_s: float = math.inf
     """Next time at which a blocked head's quotas are refilled: then a scheduling round may grant it."""
-    newest_serial: int = 0
-    """Serial of the newest grant."""
+    newest_serial: int = 0  # of a grant
 
     def __post_init__(self) -> None:
         self.prefetch = Prefetch(self.nodes.rankings)
@@ -86,6 +85,7 @@ class ClusterState:
         while changed:
             name = changed.popitem()[0]
             self.queues.lanes.wake_node(name)
+            self.elastic_waits.pop(name, None)
             if name not in self.prefetch.queues:
                 continue
             node = self.nodes.present[name]

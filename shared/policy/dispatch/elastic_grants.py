@@ -11,7 +11,7 @@ those before them. Laws:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
@@ -21,7 +21,7 @@ import numpy as np
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
-from shared.policy.elastic.scheduling import LOOKED_AT, Scalable, allot, enough
+from shared.policy.elastic.scheduling import LOOKED_AT, Scalable, allot
 from shared.policy.model.formulation import Command, Grant
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import BEGINS, bound_lane
@@ -43,19 +43,6 @@ class NewGrant(NamedTuple):
     """It was granted as its tenant's head in turn, not by backfill."""
     resumed: bool = False
     """It was parked and continues with the units that it had."""
-
-
-def units_worth_waiting_for(cluster: ClusterState, action: ActionState, free: int, busy_s: Sequence[float]) -> int:
-    """Return the units of a node that an elastic action should wait for. If they are free, it need not wait.
-
-    Args:
-        cluster: source of the durations.
-        action: the action.
-        free: units that are free there.
-        busy_s: for each other unit, seconds until it is predicted free.
-    """
-    scaled = cluster.durations.scalable(action)
-    return action.pool_units if scaled is None else enough(scaled, free, busy_s)
 
 
 def grant_elastic_units(
@@ -95,7 +82,7 @@ def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted
         [scaled for _, scaled in candidates],
         states,
         _waiting(cluster, node, granted[0].action),
-        busy(cluster, now, node, resource, {one.action.request.id for one, _ in candidates}),
+        seconds_until(predicted_ends(cluster, node, resource, {one.action.request.id for one, _ in candidates}), now),
         evictable=min(len(candidates) - 1, behind_rigid),
         depth=elastic.depth,
         rule=elastic.rule,
@@ -139,19 +126,24 @@ def _undo(cluster: ClusterState, one: NewGrant) -> None:
         action.lane.queue.refund(action.request.tenant, one.charged_s, turn=one.was_head)
 
 
-def busy(cluster: ClusterState, now: float, node: Node, resource: str, but: set[str]) -> list[float]:
-    """Seconds until each taken unit is predicted free, without the units of the candidates.
+def predicted_ends(cluster: ClusterState, node: Node, resource: str, but: set[str]) -> list[float]:
+    """Absolute seconds at which each taken unit is predicted free, without the units of the candidates."""
+    ends_s: list[float] = []
+    for name, action in cluster.granted.get(node.name, {}).items():
+        if action.allocated and name not in but:
+            ends_s += [action.expected_end_s] * action.units.get(resource, 0)
+    for orphan in node.orphans.values():
+        ends_s += [orphan.since_s] * orphan.units.get(resource, 0)
+    return ends_s
+
+
+def seconds_until(ends_s: Iterable[float], now: float) -> list[float]:
+    """Seconds until each of these predicted ends.
 
     An overdue action is assumed to run for as long as it is already overdue. It will probably not end at once, and
     waiting for it would leave free units idle.
     """
-    busy_s: list[float] = []
-    for name, action in cluster.granted.get(node.name, {}).items():
-        if action.allocated and name not in but:
-            busy_s += [abs(action.expected_end_s - now)] * action.units.get(resource, 0)
-    for orphan in node.orphans.values():
-        busy_s += [abs(orphan.since_s - now)] * orphan.units.get(resource, 0)
-    return busy_s
+    return [abs(end_s - now) for end_s in ends_s]
 
 
 def _waiting(cluster: ClusterState, node: Node, like: ActionState) -> list[Scalable]:

@@ -92,13 +92,15 @@ def _ranked_places(cluster: ClusterState, pool: Pool, action: ActionState, but: 
             yield node
 
 
-def most_free(cluster: ClusterState, pool: Pool, lane: Lane) -> int:
-    """Return the largest number of free units of the pool's resource on a ready node of the lane."""
+def most_free(cluster: ClusterState, pool: Pool, lane: Lane, but: AbstractSet[str] = frozenset()) -> int:
+    """Return the largest number of free units of the pool's resource on a ready node of the lane. `but`: names of nodes
+    to leave out.
+    """
     if (nodes := _scanned(cluster, pool, lane)) is not None:
-        return max((node.free(pool.resource) for node in nodes if node.ready), default=0)
+        return max((node.free(pool.resource) for node in nodes if node.ready and node.name not in but), default=0)
     make = partial(partial, _free_key, pool.node_class, pool.resource, None)
     entries = cluster.nodes.rankings.get(("free", pool.node_class, pool.resource, None), make).entries
-    return int(-entries[0][0][0]) if entries else 0
+    return next((int(-free) for (free,), name in entries if name not in but), 0)
 
 
 def owns_less(cluster: ClusterState, pool: Pool, lane: Lane) -> bool:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.blocked import Blocked
 from shared.policy.dispatch.cluster_state import ClusterState
-from shared.policy.dispatch.elastic_grants import NewGrant, busy, grant_elastic_units, units_worth_waiting_for
+from shared.policy.dispatch.elastic_grants import NewGrant, grant_elastic_units
+from shared.policy.dispatch.elastic_waits import ElasticWaits
 from shared.policy.dispatch.node_choice import (
     is_possible,
     most_free,
@@ -46,9 +47,6 @@ class SchedulingRound:
     """Grants of this round, in order; none has been sent yet."""
     scales: bool = False
     """A grant of this round might get more than its fewest units."""
-    waits: set[str] = field(default_factory=set)
-    """Nodes for whose units elastic work waits: the first action that does better by waiting decides for all behind
-    it."""
     reshared: set[str] = field(default_factory=set)
     """Blocked heads for which shares were updated. Once a round for each: an update can take back what another gave."""
     reached: EbfKey | None = None
@@ -56,11 +54,11 @@ class SchedulingRound:
     key, because it is another tenant's turn."""
     sleeping: SleepingHeads = field(init=False)
     """Reservations of sleeping lanes' heads."""
-    busy_s: dict[str, list[float]] = field(default_factory=dict)
-    """Node -> seconds until each unit taken before this round is predicted free."""
+    waits: ElasticWaits = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sleeping = SleepingHeads(self.cluster, self.now, self.waits)
+        self.waits = ElasticWaits(self.cluster, self.now, self.new_grants)
+        self.sleeping = SleepingHeads(self.cluster, self.now, self.waits.nodes)
 
     def forbids(self, node: Node, action: ActionState) -> bool:
         """Return whether this work, started there now, would delay a blocked head."""
@@ -70,32 +68,6 @@ class SchedulingRound:
             return False
         assert self.reached is not None, "work is placed for a lane"
         return self.sleeping.forbid(self.reached, node, action)
-
-    def too_early(self, node: Node, action: ActionState) -> bool:
-        """Return whether it does better to wait for more of this node's units.
-
-        Elastic work that starts on the last free unit keeps one unit to its end, though many might be free soon. If it
-        should wait, it is treated as if it needed that many units: it gets a reservation, work that ends earlier may
-        use the units, and all elastic work behind it waits too. If enough are free, that many are held for it in this
-        round. Otherwise the next action would take them before `grant_elastic_units` can grant them.
-        """
-        free, wanted = node.free(action.resource), action.work.amounts[-1]
-        elastic = self.cluster.elastic
-        if free >= wanted or elastic.rule is None or not elastic.waits_for_units:
-            return False
-        busy_s = self.busy_s.get(node.name)
-        if busy_s is None:
-            busy_s = self.busy_s[node.name] = busy(self.cluster, self.now, node, action.resource, self.granted(node))
-        wanted = units_worth_waiting_for(self.cluster, action, free, busy_s)
-        action.units = {**action.work.units, action.resource: wanted}
-        waits = not node.has_free({action.resource: wanted})
-        if waits:
-            self.waits.add(node.name)
-        return waits
-
-    def granted(self, node: Node) -> set[str]:
-        """Actions that were granted on the node in this round."""
-        return {one.action.request.id for one in self.new_grants if one.node is node}
 
     def serve(self, waiting: list[tuple[Pool, Lane]], free: Iterable[Need] = ()) -> None:
         """Serve the lanes; each time, the lane whose head has the lowest key.
@@ -154,7 +126,7 @@ class SchedulingRound:
             self._grant(lane, action, node, is_head=True, prefetched=True)
         else:
             lane.feasible = head
-            if not follows(self.waits, nodes, action):
+            if not follows(self.waits.nodes, nodes, action):
                 self.blocked.append(Blocked(action, pool, lane))
             self._backfill(pool, lane)
             if (one := sleeper(cluster, pool, lane, self.now)) is not None:
@@ -194,9 +166,9 @@ class SchedulingRound:
         waits: AbstractSet[str] = frozenset()
         if action.scales:
             action.units = action.work.units  # decided anew each time
-            waits = self.waits
+            waits = self.waits.nodes
         for node in places(self.cluster, pool, lane, action, self.now, waits):
-            if not (self.forbids(node, action) or (action.scales and self.too_early(node, action))):
+            if not (self.forbids(node, action) or (action.scales and self.waits.too_early(node, action))):
                 return node
         return None
 
@@ -223,10 +195,13 @@ class SchedulingRound:
         most = most_free(cluster, pool, lane)
         if not most:
             return
+        most_elastic = most
         for action in [cluster.queues.queued[name] for name in _behind(lane)]:
-            if action.pool_units > most:
+            if action.pool_units > (most_elastic if action.scales else most):
                 continue
             node = self._place(pool, lane, action)
+            if action.scales:
+                most_elastic = most_free(cluster, pool, lane, self.waits.nodes)
             if node is not None:
                 self._grant(lane, action, node, is_head=False)
                 most = most_free(cluster, pool, lane)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -171,6 +171,16 @@ def enough(head: Scalable, free: int, busy_until_s: Sequence[float]) -> int:
         if end_s < least_s:
             best, least_s = units, end_s
     return best
+
+
+class KnownWait(NamedTuple):
+    """Units of a node that an action waits for. It holds while the node does not change."""
+
+    durations: Scalable
+    """The action's durations, of which that number of units follows."""
+    units: int
+    until_s: float
+    """Next time at which one of the node's units is predicted free."""
 
 
 def warm() -> None:

@@ -23,6 +23,12 @@ class RankedTenants:
     _heap: list[tuple[float, str]] = field(default_factory=list)
     """An entry for each tenant, and outdated ones."""
 
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def __contains__(self, tenant: str) -> bool:
+        return tenant in self._times
+
     def set(self, tenant: str, time: float) -> None:
         """Add a tenant, or change its virtual time."""
         self._times[tenant] = time

@@ -13,6 +13,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from shared.policy.order.batchqueue import BatchQueue
 from shared.policy.order.ebf import EbfKey
@@ -21,6 +22,10 @@ from shared.policy.order.ranked_tenants import RankedTenants
 DEFAULT_WEIGHT = 1.0
 LEAST_CHARGE_S = 0.001
 """Least unit-seconds that a grant costs. Otherwise work of no duration could delay other tenants forever."""
+
+MOST_IDLE: Final = 4096
+"""Most idle tenants whose virtual time is kept. While new tenants always wait, the lowest virtual time may stay the
+same forever."""
 
 
 @dataclass(slots=True)
@@ -35,9 +40,11 @@ class FairQueue:
     _queues: dict[str, BatchQueue] = field(default_factory=dict)
     """Queues of tenants with waiting work."""
     _virtual: dict[str, float] = field(default_factory=dict)
-    """Virtual times of tenants that wait, or were granted something since the queue was last empty."""
+    """Virtual times of tenants that wait, and of idle ones that were granted more than the first of those that wait."""
     _ranked: RankedTenants = field(default_factory=RankedTenants)
     """Tenants with waiting work, by virtual time."""
+    _idle: RankedTenants = field(default_factory=RankedTenants)
+    """Other tenants with a virtual time."""
     _turn: str = ""
     """Tenant whose head is served next; meaningless if that tenant has no waiting work."""
     _size: int = 0
@@ -54,6 +61,10 @@ class FairQueue:
         if queue is None:
             least = self._ranked.first()[0] if self._queues else 0.0
             time = self._virtual.get(tenant)
+            if time is None:
+                self._forget_idle(least)
+            elif tenant in self._idle:
+                self._idle.remove(tenant)
             if time is None or time < least:
                 self._starts += 1
                 time, self._since[tenant] = least, self._starts
@@ -72,10 +83,24 @@ class FairQueue:
         if not queue:
             del self._queues[tenant]
             self._ranked.remove(tenant)
-            if not self._queues:
+            if self._queues:
+                self._idle.set(tenant, self._virtual[tenant])
+            else:
                 self._virtual.clear()
                 self._since.clear()
+                if self._idle:
+                    self._idle = RankedTenants()
         return True
+
+    def _forget_idle(self, least: float) -> None:
+        """Forget idle tenants that would start level if they came back, and the lowest beyond `MOST_IDLE`.
+
+        O(log tenants) for each.
+        """
+        while self._idle and (self._idle.first()[0] <= least or len(self._idle) > MOST_IDLE):
+            name = self._idle.first()[1]
+            self._idle.remove(name)
+            del self._virtual[name], self._since[name]
 
     def update(self, tenant: str, key: EbfKey, action: str) -> bool:
         """Give an action another key; False if it does not wait here. Virtual times and the turn stay."""
@@ -117,8 +142,7 @@ class FairQueue:
         """
         if self._since.get(tenant) == since:
             time = self._virtual[tenant] = max(0.0, self._virtual[tenant] - unit_s / self._weight(tenant))
-            if tenant in self._queues:
-                self._ranked.set(tenant, time)
+            (self._ranked if tenant in self._queues else self._idle).set(tenant, time)
 
     def head(self) -> str | None:
         """Head of the tenant in turn."""
@@ -193,6 +217,8 @@ class FairQueue:
         assert all(self._queues.values()), "a tenant without waiting work has no queue"
         assert self._size == sum(map(len, self._queues.values())), "the size is the sum of the queues"
         assert self._queues.keys() <= self._virtual.keys(), "every waiting tenant has a virtual time"
+        self._idle.check()
+        assert set(self._idle) == self._virtual.keys() - self._queues.keys(), "idle tenants with a virtual time"
         self._ranked.check()
         by_time = sorted(self._queues, key=lambda name: (self._virtual[name], name))
         assert list(self._ranked) == by_time, "waiting tenants are ranked by virtual time"

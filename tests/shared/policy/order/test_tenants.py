@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shared.policy.order import tenants as order_tenants
 from shared.policy.order.ebf import EbfKey
 from shared.policy.order.tenants import LEAST_CHARGE_S, FairQueue
 
@@ -248,3 +249,35 @@ def test_before_yields_the_tenants_actions_before_a_key(keys: list[int], mine: i
     before = [f"a{at}" for _, at in sorted((one, at) for at, one in enumerate(keys)) if keys[at] <= mine]
     assert list(queue.before("ada", new_key, most=most)) == before[:most]
     assert list(queue.before("cyd", new_key)) == []
+
+
+@pytest.mark.parametrize("lasts_s", [0, 3])
+def test_tenants_that_have_gone_are_forgotten_while_others_wait(lasts_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is never empty keeps a bounded number of idle tenants, however many have come."""
+    monkeypatch.setattr(order_tenants, "MOST_IDLE", 40)
+    queue = FairQueue()
+    for number in range(600):
+        queue.push(f"t{number}", key(number, number), f"a{number}")
+        if number >= 10:
+            head = queue.head()
+            assert head is not None
+            queue.charge(f"t{head[1:]}", lasts_s * (1 + number % 3))
+            queue.remove(f"t{head[1:]}", head)
+        assert len(queue._virtual) - len(queue._queues) <= 40 + 1
+    queue.check()
+
+
+def test_an_idle_tenant_keeps_what_it_owes_and_no_more() -> None:
+    queue = FairQueue()
+    for tenant in ("ada", "bob", "cyd"):
+        queue.push(tenant, key(1.0), f"{tenant} 1")
+    for tenant, unit_s in (("ada", 5.0), ("bob", 2.0)):
+        queue.push("cyd", key(2.0), f"cyd {tenant}")
+        queue.charge(tenant, unit_s)
+        queue.remove(tenant, f"{tenant} 1")
+    queue.charge("cyd", 3.0)
+    queue.push("dan", key(1.0), "dan 1")
+    assert queue._virtual == {"ada": 5.0, "cyd": 3.0, "dan": 3.0}
+    queue.push("ada", key(0.0), "ada 2")
+    assert list(queue._virtual.values()) == [5.0, 3.0, 3.0]
+    queue.check()

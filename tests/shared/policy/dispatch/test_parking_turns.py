@@ -28,7 +28,7 @@ EACH_S = 1.0
 
 
 class TurnsMachine(RuleBasedStateMachine):
-    """One node; each action needs one core. All last equally long, so keys are in the order of the actions' numbers.
+    """One node; each action needs one core. All declare one duration, so keys are in the order of the actions' numbers.
 
     The model is a set of actions that wait to continue and the number of idle cores. It has no queue.
     """
@@ -101,7 +101,7 @@ class TurnsMachine(RuleBasedStateMachine):
             name = f"{self.number}"
             self.tenant[name] = self.tenants[pick % len(self.tenants)]
             one = act(name, f"t{name}", seq=self.number) if environment else request(name, work(), seq=self.number)
-            arrival, stages = (round(self.now * 1000), self.number), (replace(one.stages[0], timeout_s=EACH_S),)
+            arrival, stages = (round(self.now * 1000), self.number), (replace(one.stages[0], duration_s=EACH_S),)
             requests.append(replace(one, tenant=self.tenant[name], arrival=arrival, stages=stages))
         self.handle(submitted(*requests))
 

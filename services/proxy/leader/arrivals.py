@@ -14,7 +14,6 @@ from shared.messages.actions import (
     CloseRequested,
     ParkActionRequested,
     PriorityRequested,
-    Request,
     ResumeActionRequested,
 )
 from shared.messages.nodes import Bye, Hello
@@ -36,12 +35,6 @@ class ActionOwner(NamedTuple):
 def names_of(submitted: ActionSubmitted) -> tuple[str, ...]:
     """Return an action's name, and its trajectory's."""
     return (submitted.action, submitted.trajectory) if submitted.trajectory else (submitted.action,)
-
-
-def names_of_request(asked: Request) -> tuple[str, ...]:
-    """Return the name of the action or trajectory that it is about; none for a batch, whose actions have their own."""
-    name = asked.trajectory if isinstance(asked, CloseRequested | PriorityRequested) else asked.action
-    return (name,) if name else ()
 
 
 class Arrivals:

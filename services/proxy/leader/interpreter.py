@@ -23,6 +23,11 @@ MOST_AT_ONCE, MOST_SHARED = 256, 16
 """Writes of one flush, and of one while several tenants have writes: a new write waits for the flush under way."""
 
 
+MOST_WAITING = 2048
+"""Waiting writes with which the leader does not go on with cancellations. A write that is put after all, and every
+later one, waits for all of them."""
+
+
 class Discard(NamedTuple):
     """A journal entry that is not a request (a cancellation) has been handled."""
 
@@ -107,11 +112,15 @@ class Interpreter:
         self._more.set()
 
     def discard(self, entry: str, *names: str) -> None:
-        """Remove a handled journal entry after its effects, which share a name with it; without names after all."""
-        if names:
-            self.put(Discard(entry), names=names)
-        else:
-            self.put_after_all(Discard(entry))
+        """Remove a handled journal entry after its effects, which share a name with it."""
+        self.put(Discard(entry), names=names)
+
+    async def lags(self) -> bool:
+        """Return whether many writes wait. If so, wait shortly, so that some are written."""
+        if len(self._waiting) < MOST_WAITING:
+            return False
+        await asyncio.sleep(0.005)
+        return True
 
     async def run(self) -> None:
         """Flush until deposed."""

@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from services.proxy.leader.arrivals import ActionOwner, Arrivals, names_of, names_of_request
+from services.proxy.leader.arrivals import Arrivals, names_of
 from services.proxy.leader.interpreter import Discard, Forget, HoldsChanged, Interpreter
 from services.proxy.leader.messages import to_message, to_request_stimulus, to_stimuli
 from services.proxy.leader.nodes import NodeRegistry
 from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.requests import to_end, to_granted, to_parking, to_request, unschedulable
+from services.proxy.leader.requests_under_way import RequestsUnderWay
 from services.proxy.leader.unanswered import Unanswered
 from services.proxy.leader.wakeup import Wakeup
 from services.proxy.metrics import ACT, ANSWERED, USED
@@ -81,6 +82,7 @@ class Leader:
         self.reasons: dict[str, str] = {}
         """Pool -> reason of its target."""
         self.unanswered: dict[str, Unanswered] = {}
+        self._requests = RequestsUnderWay(interpreter, self.unanswered)
         self.wakeup = Wakeup(clock)
         self._parkings = 0
         """Serial of the newest message that parks or resumes."""
@@ -94,18 +96,20 @@ class Leader:
     async def run(self, tail: Tail) -> None:
         """Lead until the tail is stopped or another leader has taken over."""
         self.last_read = self._clock.unix()
-        arrivals = Arrivals(self._owner, self.dispatcher.has_node)
-        async for entries in tail.batches(blocks=lambda: not arrivals):
+        arrivals = Arrivals(self._requests.owner, self.dispatcher.has_node)
+        async for entries in tail.batches(blocks=lambda: not (arrivals or self.dispatcher.unfinished)):
             if self._interpreter.deposed:
                 return
             self._ignore_silence()
             arrivals.put(entries, drained=tail.is_drained(OUTCOMES))
             self.take(arrivals.take())
             self.behind = bool(arrivals)
+            if self.dispatcher.unfinished and not await self._interpreter.lags():
+                self.go_on()
 
-    def _owner(self, action: str) -> ActionOwner:
-        kept = self.unanswered.get(action)
-        return ActionOwner() if kept is None else ActionOwner(kept.submitted.tenant, names_of(kept.submitted))
+    def go_on(self) -> None:
+        """Begin another turn with what the last one has left of cancellations and deadlines."""
+        self._handle(self._clock.unix(), stimuli.TurnStarted())
 
     def take(self, entries: list[Entry[Any]]) -> None:
         """Handle the entries of one read. Runs of one kind go to the dispatcher together."""
@@ -125,8 +129,8 @@ class Leader:
                     submitted = []
                     if isinstance(asked, ResumeActionRequested) and asked.action in self.unanswered:
                         self.unanswered[asked.action].resume = entry.id
+                    self._requests.begin(entry)
                     self._handle(now, to_request_stimulus(asked))
-                    self._interpreter.discard(entry.id, *names_of_request(asked))
                 case InventoryTaken() | EnvironmentEnded() | Hello() | Bye():
                     self._finish(now, finished)
                     finished = []
@@ -168,9 +172,7 @@ class Leader:
             self._answer(AnswerAction(action, "refused", why, ()))
 
     def _finish(self, now: float, entries: Iterable[Entry[Finished]]) -> None:
-        """Pass outcomes to the dispatcher together, but never two of one action: each answer reports the outcome it is
-        based on.
-        """
+        """Pass outcomes to the dispatcher together, but never two of one action: an answer reports its own outcome."""
         ends: dict[str, Ended] = {}
         for entry in entries:
             outcome = entry.message
@@ -202,10 +204,8 @@ class Leader:
     def planned(self, planned: bool) -> None:
         """Apply the state of the planner's lease: whether a planner is alive."""
         if planned != self.dispatcher.planned:
-            _log.warning(
-                "planner_present" if planned else "planner_absent",
-                rule="targets" if planned else "zero queue",
-            )
+            event, rule = ("planner_present", "targets") if planned else ("planner_absent", "zero queue")
+            _log.warning(event, rule=rule)
         self._handle(self._clock.unix(), stimuli.PlannerChecked(planned))
 
     def _ignore_silence(self) -> None:
@@ -228,6 +228,7 @@ class Leader:
             _log.exception("dispatch_failed", stimuli=kinds, stimulus_log=str(path) if path is not None else "")
             raise
         self._do(commands)
+        self._requests.discard_handled(self.dispatcher)
         self.wakeup.at(self.dispatcher.next_wake_s)
         if self._recorder is not None:
             self._recorder.record(now, given, commands)
@@ -246,14 +247,14 @@ class Leader:
                 case Park() | Resume():
                     self._park_or_resume(command)
                 case Revoke(action=action):
-                    self._send(command.node, to_message(self._epoch, command), self._owner(action).tenant, (action,))
+                    self._send(command.node, to_message(self._epoch, command), *self._requests.owner(action))
                 case CloseEnvironment(trajectory=trajectory):
                     self._send(command.node, to_message(self._epoch, command), names=(trajectory,))
                 case SetShare() | PullImage():
                     self._send(command.node, to_message(self._epoch, command))
                 case ForgetTrajectory():
-                    forget = Forget(command.trajectory, command.ended, command.reason)
-                    self._interpreter.put(forget, names=(command.trajectory,))
+                    name = command.trajectory
+                    self._interpreter.put(Forget(name, command.ended, command.reason), names=(name,))
                 case ChangeHolds():
                     self._interpreter.put(HoldsChanged(command.changes))
 
@@ -304,10 +305,10 @@ class Leader:
         ANSWERED.labels(answer.ended).inc()
         ACT.observe(now - arrived_s)
         USED.add(usage := usage_of(answer))
-        submitted = kept.submitted
-        observe_queueing(submitted, answer)
+        observe_queueing(submitted := kept.submitted, answer)
         unqueued_s = sum(act.execution_s + act.parked_s for act in answer.acts)
         unqueued_end_s = arrived_s + answer.execution_s + answer.parked_s + unqueued_s
+        why = f"{answer.ended} {answer.reason[:MOST_REASON]}" if submitted.trajectory and is_masked(answer) else ""
         answering = Answering(
             answer.action,
             kept.entry,
@@ -320,7 +321,6 @@ class Leader:
             trajectory=submitted.trajectory,
             used=_json.encode(usage) if submitted.trajectory and usage else b"",
             settled=answer.settled,
+            masked=why,
         )
-        if submitted.trajectory and is_masked(answer):
-            answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")
-        self._interpreter.put(answering, submitted.tenant, names_of(submitted))
+        self._interpreter.put(answering, submitted.tenant, self._requests.names_of(submitted))

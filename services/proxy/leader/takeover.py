@@ -85,6 +85,9 @@ async def _handle(leader: Leader, entries: list[Entry[Any]]) -> None:
     for start in range(0, len(entries), HANDLED_AT_ONCE):
         leader.take(entries[start : start + HANDLED_AT_ONCE])
         await asyncio.sleep(0)
+        while leader.dispatcher.unfinished:  # before grants are restored: what waits is answered at once
+            leader.go_on()
+            await asyncio.sleep(0)
 
 
 async def _drain(tail: Tail) -> list[Entry[Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.backlog import why_it_waited
@@ -24,22 +25,28 @@ class ActionRegistry:
     actions: dict[str, ActionState] = field(default_factory=dict)
     """Every unanswered action."""
     _deadlines: Deadlines = field(default_factory=Deadlines)
-    _members: dict[str, set[str]] = field(default_factory=dict)
-    """Batch -> its unanswered actions."""
+    overdue: bool = False
+    """Deadlines have passed, and `expire` has left their actions for the next turn."""
+    _members: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Batch -> its unanswered actions by arrival."""
 
     def add(self, request: Request) -> ActionState:
         """Add a new action. The caller queues it, or answers it."""
         action = self.actions[request.id] = ActionState(request, queued_s=request.arrival[0] / 1000)
         if request.batch:
-            self._members.setdefault(request.batch, set()).add(request.id)
+            self._members.setdefault(request.batch, {})[request.id] = None
         self._deadlines.push(request.deadline_s, request.id)
         if request.need is not None:
             self.cluster.trajectories.add(request.need.trajectory, request.id)
         return action
 
+    def has_members(self, batch: str) -> bool:
+        """Return whether the batch has unanswered actions."""
+        return batch in self._members
+
     def members(self, batch: str) -> list[str]:
-        """Unanswered actions of a batch, sorted."""
-        return sorted(self._members.get(batch, ()))
+        """Unanswered actions of a batch, by arrival."""
+        return list(self._members.get(batch, ()))
 
     def cancel(self, now: float, action_ids: Iterable[str], reason: str, ended: EndedAs = "cancelled") -> list[Command]:
         """Cancel actions. A queued one is answered; a granted one is revoked, and answered when its node confirms."""
@@ -57,15 +64,16 @@ class ActionRegistry:
                 commands.append(Revoke(action_id, action.node, action.attempt))
         return commands
 
-    def expire(self, now: float) -> list[Command]:
-        """Cancel the actions whose deadline has passed."""
+    def expire(self, now: float, most: int) -> list[Command]:
+        """Cancel the actions whose deadline has passed, at most `most`."""
         commands: list[Command] = []
-        for action_id in self._deadlines.due(now):
+        for action_id in islice(self._deadlines.due(now), most):
             action = self.actions.get(action_id)
             if action is None or action.state == "cancelling":
                 continue
             reason = why_it_waited(self.cluster, action)
             commands += self.cancel(now, [action_id], reason, "expired")
+        self.overdue = self._deadlines.is_due(now)
         return commands
 
     def answer_queued(self, now: float, action: ActionState, ended: EndedAs, reason: str) -> AnswerAction:
@@ -97,11 +105,13 @@ class ActionRegistry:
         self._deadlines.drop(request.id)
         if request.batch:
             members = self._members[request.batch]
-            members.discard(request.id)
+            del members[request.id]
             if not members:
                 del self._members[request.batch]
         if request.need is not None:
             following = self.cluster.trajectories.remove(request.need.trajectory, request.id)
+            if self.cluster.trajectories.end_of(request.need) is not None:
+                return  # the later ones stay behind until each is answered
             if following is not None and self.actions[following].state == "queued":
                 # It waited behind this one. (If a former leader died while it wrote this answer, it may be granted
                 # already.)

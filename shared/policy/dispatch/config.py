@@ -21,5 +21,8 @@ class DispatchConfig:
     """Seconds after its timeout at which a grant without outcome makes the leader ask the node for an inventory."""
     placement_lost_s: float = 60.0
     """Seconds after which environments of an absent node are lost; until then it may bring them back."""
+    most_ended: int = 512
+    """Actions that one turn ends for cancellations, and as many for their deadlines: some 10 ms each, with the
+    answers. More wait for later turns."""
     elastic: ElasticRules = field(default_factory=ElasticRules)
     """Rules for units beyond the fewest."""

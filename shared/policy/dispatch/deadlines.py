@@ -39,3 +39,9 @@ class Deadlines:
             if self._live.get(action_id) == at_s:
                 del self._live[action_id]
                 yield action_id
+
+    def is_due(self, now: float) -> bool:
+        """Return whether `due` would yield an action. O(1) amortised."""
+        while self._heap and self._live.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return bool(self._heap) and self._heap[0][0] <= now

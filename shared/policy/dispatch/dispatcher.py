@@ -128,6 +128,19 @@ class Dispatcher:
         return len(self.registry.actions)
 
     @property
+    def unfinished(self) -> bool:
+        """Cancellations or deadlines are left for the next turn: a `TurnStarted` goes on with them."""
+        return bool(self.handlers.cancellations) or self.registry.overdue
+
+    def cancels(self, name: str) -> bool:
+        """Return whether actions of this cancelled batch or ended trajectory are left for the next turn."""
+        return name in self.handlers.cancellations
+
+    def has_unanswered(self, batch: str) -> bool:
+        """Return whether actions of this batch are unanswered."""
+        return self.registry.has_members(batch)
+
+    @property
     def next_wake_s(self) -> float:
         """Time at which the quotas of waiting work are refilled next: a `TickPassed` then may grant it. Infinity if no
         work waits for that.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.policy.dispatch.action_registry import ActionRegistry
+from shared.policy.dispatch.cancellations import Cancellations
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import (
     CloseEnvironment,
@@ -27,14 +27,13 @@ class EnvironmentHandler:
     """Ends trajectories with their environments, and answers the actions that wait for them."""
 
     cluster: ClusterState
-    registry: ActionRegistry
+    cancellations: Cancellations
 
     def close(self, now: float, trajectory: str) -> list[Command]:
         """Close a trajectory: cancel its unanswered actions and end its environment."""
         trajectories, reason = self.cluster.trajectories, "the trajectory was closed"
         trajectories.end(trajectory, reason)
-        # The last first, so that no later action begins meanwhile.
-        commands = self.registry.cancel(now, list(trajectories.turns.get(trajectory, ()))[::-1], reason)
+        commands = self.cancellations.end_trajectory(now, trajectory, "cancelled", reason)
         placement = self.cluster.environments.placements.get(trajectory)
         if placement is None:
             return [*commands, ForgetTrajectory(trajectory, "closed", reason)]
@@ -52,15 +51,8 @@ class EnvironmentHandler:
         if placement is not None and placement.closing:
             ended, reason = "closed", known.ended.get(trajectory, reason)
         known.end(trajectory, reason)
-        return [*self._answer_waiting(now, trajectory, reason), ForgetTrajectory(trajectory, ended, reason)]
-
-    def _answer_waiting(self, now: float, trajectory: str, reason: str) -> list[Command]:
-        waiting = [self.registry.actions[name] for name in self.cluster.trajectories.turns.get(trajectory, ())]
-        return [
-            self.registry.answer_queued(now, action, "environment-lost", reason)
-            for action in waiting
-            if action.state == "queued"
-        ]
+        waiting = self.cancellations.end_trajectory(now, trajectory, "environment-lost", reason, only_queued=True)
+        return [*waiting, ForgetTrajectory(trajectory, ended, reason)]
 
     def not_created(self, now: float, need: EnvironmentNeed, end: Ended) -> list[Command]:
         """Remove the placement of an environment that an attempt could not create, so that another attempt may begin it

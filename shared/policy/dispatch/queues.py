@@ -36,6 +36,8 @@ class Queues:
     """Lanes that a scheduling round serves, and those that sleep."""
     weights: dict[str, float] = field(default_factory=dict)
     """Tenant -> weight; default 1. Every queue shares it."""
+    withdrawn: set[str] = field(default_factory=set)
+    """Batches that are being cancelled, and have more actions than one turn ends."""
     _pools_made: int = 0
     planned: bool = True
     """A planner is alive. While none is, targets stay and a zero-queue rule adds to them."""
@@ -122,7 +124,8 @@ class Queues:
         assert lane is not None, f"{request.id} waits nowhere"
         pool = self.pool(action.work.pool)
         if not lane.queue.remove(request.tenant, request.id) and lane.postponed.pop(request.id, None) is None:
-            (lane.stuck if request.id in lane.stuck else lane.behind).remove(request.id)
+            aside = (lane.stuck, lane.behind, lane.withdrawn)
+            next(one for one in aside if request.id in one).remove(request.id)
         self.lanes.wake(pool, lane)
         if lane is not pool and not lane.waiting:
             pool.lanes.pop(lane.name, None)
@@ -145,8 +148,8 @@ class Queues:
 
     def set_stuck(self, lane: Lane, action: ActionState) -> None:
         """Set aside an action that no node could ever take, until nodes change or its deadline comes."""
-        lane.queue.remove(action.request.tenant, action.request.id)
-        lane.stuck.add(action.request.id)
+        if lane.queue.remove(action.request.tenant, action.request.id):  # else its batch is withdrawn
+            lane.stuck.add(action.request.id)
         self.lanes.wake(self.pool(action.work.pool), lane)
 
     def postpone(self, action: ActionState, until_s: float) -> None:
@@ -160,6 +163,9 @@ class Queues:
     def _push(self, lane: Lane, action: ActionState) -> None:
         """Add it to a lane's order; an action of a batch with the batch's present T."""
         request = action.request
+        if request.batch in self.withdrawn:
+            lane.withdrawn.add(request.id)
+            return
         if request.batch:
             action.key = self.batches.key(request, self.durations.learned)
         lane.queue.push(request.tenant, action.key, request.id, request.batch)
@@ -189,6 +195,17 @@ class Queues:
                         self._push(lane, action)
                         count += 1
         return count
+
+    def withdraw(self, batch: str) -> None:
+        """Remove the actions of a batch from every order before they are cancelled. They still wait in their lanes, and
+        whatever is queued of the batch from now on does the same. O(actions of the batch), 0.5 us each.
+        """
+        self.withdrawn.add(batch)
+        for name, lane_name, tenant in self.batches.places(batch):
+            pool = self.pools[name]
+            lane = pool if lane_name == name else pool.lanes[lane_name]
+            lane.withdrawn.update(lane.queue.remove_batch(tenant, batch))
+            self.lanes.wake(pool, lane)
 
     def rekey(self, batch: str, at_s: float) -> None:
         """Move a batch to its new expected completion in every queue where its requests wait."""
@@ -237,7 +254,10 @@ class Queues:
                     lane.feasible = ""  # whether the head fits the owned units must be checked again
 
     def nodes_changed(self) -> None:
-        """Spread shares again over the present nodes, and queue the actions that no earlier node could take."""
+        """Spread shares again over the present nodes, and queue the actions that no earlier node could take.
+
+        In one turn, 15 us for each stuck action with the round that sets it aside again: 1.5 s for 100,000.
+        """
         self.lanes.wake_all()
         for pool in self.pools.values():
             pool.settled = None
@@ -276,7 +296,7 @@ class Queues:
         rest = set(queued)
         for lane in pool.all_lanes():
             lane.queue.check()
-            waiting = {*lane.queue, *lane.stuck, *lane.behind, *lane.postponed}
+            waiting = {*lane.queue, *lane.stuck, *lane.behind, *lane.postponed, *lane.withdrawn}
             assert len(waiting) == lane.waiting, f"{pool.name} {lane.name}: in its order and set aside"
             assert waiting == {name for name in rest if queued[name].lane is lane}, f"{lane.name}: its actions"
             assert lane is pool or waiting, f"{pool.name}: the lane {lane.name} is empty"

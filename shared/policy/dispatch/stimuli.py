@@ -56,7 +56,7 @@ class ActionCancelled:
 
 @dataclass(frozen=True, slots=True)
 class BatchCancelled:
-    """The unanswered actions of a batch must be cancelled."""
+    """The unanswered actions of a batch must be cancelled. None of them is granted from now on."""
 
     batch: str
     reason: str
@@ -133,10 +133,7 @@ class TrajectoryRestored:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRestored:
-    """A placement of a former leader, from the store.
-
-    The node's inventory decides about it; if the node does not return, the environment is lost.
-    """
+    """A placement of a former leader, from the store. The inventory or the loss of its node decides about it."""
 
     trajectory: str
     node: str
@@ -182,9 +179,8 @@ class ImagesExpected:
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """A node has started, or a new leader reads its hello. It gets no grants before its inventory is read.
-
-    A repeated hello of the same incarnation may offer more kinds than before.
+    """A node has started, or a new leader reads its hello. It gets no grants before its inventory is read. A repeated
+    hello of the same incarnation may offer more kinds than before.
     """
 
     node: str
@@ -230,9 +226,7 @@ class InventoryReported:
 
 @dataclass(frozen=True, slots=True)
 class ImagesReported:
-    """Images added on a node and removed from it since its last report. Postponed actions that need an added image are
-    queued again.
-    """
+    """Changes of a node's images since its last report. Postponed actions that need an added one are queued again."""
 
     node: str
     incarnation: str
@@ -294,6 +288,11 @@ class BatchEndReported:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnStarted:
+    """What earlier turns have left of cancellations and deadlines goes on, in part. A tick begins a turn, too."""
+
+
+@dataclass(frozen=True, slots=True)
 class TickPassed:
     """Time has passed: deadlines, silent nodes, overdue grants and linger windows are due. A few times a second."""
 
@@ -326,5 +325,6 @@ Stimulus = (
     | PlannerChecked
     | EstimateReceived
     | BatchEndReported
+    | TurnStarted
     | TickPassed
 )

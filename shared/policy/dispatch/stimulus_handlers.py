@@ -14,6 +14,7 @@ from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.action_registry import ActionRegistry
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.attempt_handler import AttemptHandler
+from shared.policy.dispatch.cancellations import Cancellations
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
@@ -42,6 +43,7 @@ class StimulusHandlers:
     registry: ActionRegistry
     late: list[ActionState] = field(default_factory=list)
     """New actions that are predicted to start too late; they are rejected if the next round does not grant them."""
+    cancellations: Cancellations = field(init=False)
     _environments: EnvironmentHandler = field(init=False)
     _attempts: AttemptHandler = field(init=False)
     _nodes: NodeHandler = field(init=False)
@@ -50,7 +52,8 @@ class StimulusHandlers:
 
     def __post_init__(self) -> None:
         cluster, registry = self.cluster, self.registry
-        self._environments = EnvironmentHandler(cluster, registry)
+        self.cancellations = Cancellations(cluster, registry, self.config.most_ended)
+        self._environments = EnvironmentHandler(cluster, self.cancellations)
         self._attempts = AttemptHandler(cluster, registry, self._environments, self.config.max_attempts)
         self._parking = ParkingHandler(cluster, registry)
         self._nodes = NodeHandler(cluster, registry, self._attempts, self._environments, self._parking)
@@ -89,6 +92,7 @@ class StimulusHandlers:
             stimuli.EstimateReceived: self._estimate_received,
             stimuli.FirstArrivalRestored: self._first_arrival_restored,
             stimuli.BatchEndReported: self._batch_ended,
+            stimuli.TurnStarted: self._turn_started,
             stimuli.TickPassed: self._tick_passed,
         }
 
@@ -108,6 +112,7 @@ class StimulusHandlers:
                 self.late.append(action)
             self.cluster.queues.enqueue(action)
             set_aside_stuck(self.cluster, action)
+            self.cancellations.submitted(request)
         return commands
 
     def reject_late(self, now: float) -> list[Command]:
@@ -135,7 +140,7 @@ class StimulusHandlers:
         return self.registry.cancel(now, [one.action], one.reason)
 
     def _batch_cancelled(self, now: float, one: stimuli.BatchCancelled) -> list[Command]:
-        return self.registry.cancel(now, self.registry.members(one.batch), one.reason)
+        return self.cancellations.cancel_batch(now, one.batch, one.reason)
 
     # ---- attempts ----------------------------------------------------------------------------------------------
 
@@ -261,9 +266,12 @@ class StimulusHandlers:
     def _batch_ended(self, _: float, one: stimuli.BatchEndReported) -> None:
         self.cluster.queues.batches.ended(one.batch)
 
+    def _turn_started(self, now: float, _: stimuli.TurnStarted) -> list[Command]:
+        return [*self.cancellations.begin_turn(now), *self.registry.expire(now, self.config.most_ended)]
+
     def _tick_passed(self, now: float, _: stimuli.TickPassed) -> list[Command]:
         config = self.config
-        commands = self.registry.expire(now)
+        commands = self._turn_started(now, stimuli.TurnStarted())
         commands += self._nodes.check_silence(now, config.node_lost_s, config.overdue_s)
         commands += self._attempts.recall(now)
         commands += self._attempts.lost_without_report(now, config.node_lost_s)

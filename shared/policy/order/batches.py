@@ -69,6 +69,11 @@ class BatchRegistry:
             else:
                 batch.waiting.pop(place, None)
 
+    def places(self, name: str) -> list[Place]:
+        """Queues in which requests of a batch wait."""
+        batch = self._batches.get(name)
+        return [] if batch is None else list(batch.waiting)
+
     def due(self, name: str) -> float:
         """T of a known batch."""
         return self._batches[name].expected_s

@@ -75,8 +75,7 @@ class BatchQueue:
         group = self._groups[batch]
         group.queue.discard(action)
         if not group.queue:
-            del self._groups[batch]
-            del self._order[bisect.bisect_left(self._order, (group.due_s, batch))]
+            self._remove_group(batch, group)
         return True
 
     def update(self, key: EbfKey, action: str) -> bool:
@@ -97,6 +96,21 @@ class BatchQueue:
         queue.update(EbfKey(0.0, key.priority, key.arrival), action)
         self.move(batch, key.expected_completion_s)
         return True
+
+    def discard_batch(self, batch: str) -> list[str]:
+        """Remove the actions of a batch. Returns them, in no order. O(actions)."""
+        group = self._groups.get(batch)
+        if group is None:
+            return []
+        self._remove_group(batch, group)
+        removed = group.queue.waiting()
+        for action in removed:
+            del self._batch[action]
+        return removed
+
+    def _remove_group(self, batch: str, group: _Group) -> None:
+        del self._groups[batch]
+        del self._order[bisect.bisect_left(self._order, (group.due_s, batch))]
 
     def move(self, batch: str, due_s: float) -> None:
         """Set a batch's T; no effect if none of its actions wait here."""

@@ -135,6 +135,10 @@ class EbfQueue(Generic[Id]):
                 heapq.heappush(frontier, (heap[child], child))
             yield entry
 
+    def waiting(self) -> list[Id]:
+        """Every id, in the order of the pushes. O(n), without the cost of an order."""
+        return list(self._live)
+
     def key(self, item: Id) -> EbfKey:
         """Key of a waiting id.
 

@@ -81,15 +81,7 @@ class FairQueue:
             return False
         self._size -= 1
         if not queue:
-            del self._queues[tenant]
-            self._ranked.remove(tenant)
-            if self._queues:
-                self._idle.set(tenant, self._virtual[tenant])
-            else:
-                self._virtual.clear()
-                self._since.clear()
-                if self._idle:
-                    self._idle = RankedTenants()
+            self._remove_tenant(tenant)
         return True
 
     def _forget_idle(self, least: float) -> None:
@@ -106,6 +98,29 @@ class FairQueue:
         """Give an action another key; False if it does not wait here. Virtual times and the turn stay."""
         queue = self._queues.get(tenant)
         return queue is not None and queue.update(key, action)
+
+    def remove_batch(self, tenant: str, batch: str) -> list[str]:
+        """Remove the actions of a batch. Returns them, in no order."""
+        queue = self._queues.get(tenant)
+        if queue is None:
+            return []
+        removed = queue.discard_batch(batch)
+        self._size -= len(removed)
+        if not queue:
+            self._remove_tenant(tenant)
+        return removed
+
+    def _remove_tenant(self, tenant: str) -> None:
+        """Remove the queue of a tenant, which has become empty. Its virtual time stays while others wait."""
+        del self._queues[tenant]
+        self._ranked.remove(tenant)
+        if self._queues:
+            self._idle.set(tenant, self._virtual[tenant])
+            return
+        self._virtual.clear()
+        self._since.clear()
+        if self._idle:
+            self._idle = RankedTenants()
 
     def move(self, tenant: str, batch: str, due_s: float) -> None:
         """Set a batch's T, however many of its actions wait here (possibly none)."""

@@ -60,6 +60,8 @@ class Lane:
     """Waiting actions behind an earlier one of their trajectory; queued when that is answered."""
     postponed: dict[str, float] = field(default_factory=dict)
     """Postponed actions -> time at which they are queued again."""
+    withdrawn: set[str] = field(default_factory=set)
+    """Waiting actions of batches that are being cancelled; never queued again."""
     number: int = 0
     """Order of creation among the lanes of its pool; for a pool, among all pools."""
     feasible: str = ""
@@ -68,7 +70,7 @@ class Lane:
     @property
     def waiting(self) -> int:
         """Number of actions."""
-        return len(self.queue) + len(self.stuck) + len(self.behind) + len(self.postponed)
+        return len(self.queue) + len(self.stuck) + len(self.behind) + len(self.postponed) + len(self.withdrawn)
 
 
 BEGINS = "begins"

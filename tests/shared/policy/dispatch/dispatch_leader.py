@@ -18,6 +18,7 @@ from shared.policy.dispatch.stimuli import (
     ResumeRequested,
     Stimulus,
     TrajectoryRestored,
+    TurnStarted,
 )
 from shared.policy.model.formulation import (
     Advance,
@@ -26,8 +27,10 @@ from shared.policy.model.formulation import (
     ChangeHolds,
     CloseEnvironment,
     Command,
+    EnvironmentNeed,
     ForgetTrajectory,
     Grant,
+    Resume,
     Revoke,
     SetShare,
 )
@@ -35,7 +38,7 @@ from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Inventory, ParkReport
 from tests.shared.policy.dispatch.dispatch_records import MOST_ATTEMPTS, Records
-from tests.shared.policy.strategies import SPECS, joined, reported, submitted
+from tests.shared.policy.strategies import ENVIRONMENTS, SPECS, joined, reported, submitted
 
 NODE_LOST_S = 10.0
 
@@ -48,7 +51,8 @@ class LeaderRecords(Records):
         """Replace the leader, without its unwritten commands; the new one rebuilds its state from the store."""
         self.epoch += 1
         self.writes, self.inventoried, self.shares = [], {}, {}
-        self.leader = Dispatcher(DispatchConfig(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S), SPECS)
+        config = DispatchConfig(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S, most_ended=self.most_ended)
+        self.leader = Dispatcher(config, SPECS)
         for restored in self.quotas.restored():
             self.leader.handle(self.now, restored)
         self.do(self.leader.handle(self.now, PlannerChecked(self.planned)))
@@ -59,6 +63,7 @@ class LeaderRecords(Records):
         self.do(self.leader.handle(self.now, submitted(*self.journal.values())))
         for trajectory, priority in self.priorities.items():
             self.leader.handle(self.now, PriorityChanged(trajectory, priority))
+        self.go_on()
         for action_id in list(self.journal):
             if action_id in self.leader.registry.actions and (action_id in self.marks or action_id in self.steps):
                 stage, acts = self.steps.get(action_id, (0, ()))
@@ -71,6 +76,14 @@ class LeaderRecords(Records):
                 self.do(self.leader.handle(self.now, joined(fresh)))
         self.read = 0
         self.lead_reads(len(self.outcomes))
+
+    def go_on(self) -> None:
+        """Turns of the leader until nothing is left of cancellations and deadlines."""
+        while self.leader.unfinished:
+            self.do(self.leader.handle(self.now, TurnStarted()))
+
+    def _ending(self) -> list[EnvironmentNeed]:
+        return [need for need in ENVIRONMENTS if self.leader.cancels(need.trajectory)]
 
     def lead_reads(self, most: int) -> None:
         """The leader continues to read: runs of outcomes together, as the service does, or all in one call."""
@@ -101,6 +114,10 @@ class LeaderRecords(Records):
     def do(self, commands: Iterable[Command]) -> None:
         """Check the leader's commands and queue them for writing."""
         for command in commands:
+            if isinstance(command, Grant | Resume):
+                request = self.requests[command.action]
+                cancelled = self.leader.cancels(request.batch) or request.need in self._ending()
+                assert not cancelled, f"it is being cancelled: {command}"
             if isinstance(command, Grant):
                 node = self.leader.cluster.nodes.present[command.node]
                 assert node.incarnation in self.inventoried.get(node.name, ()), (

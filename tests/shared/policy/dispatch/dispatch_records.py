@@ -60,6 +60,8 @@ class Records:
     """Parked attempts in inventories that a leader has read."""
     recalled: int = 0
     """Grants of actions that had been recalled."""
+    most_ended: int = 2
+    """`DispatchConfig.most_ended`: small, so that cancellations and deadlines come in parts."""
     together: bool = False
     """The leader handles everything that it reads in one call, with one scheduling round."""
     planned: bool = True

@@ -235,6 +235,8 @@ class DispatchSimulation(LeaderRecords):
 
     def submit(self, request: Request) -> None:
         self.requests[request.id] = self.journal[request.id] = request
+        if self.leader.cancels(request.batch):
+            self.cancels.add(request.id)
         self.do(self.leader.handle(self.now, submitted(request)))
 
     # ---- the end of a history ----------------------------------------------------------------------------------
@@ -242,6 +244,7 @@ class DispatchSimulation(LeaderRecords):
     def settle(self, rounds: int) -> None:
         """Deliver everything under way; executions succeed."""
         for _ in range(rounds):
+            self.go_on()
             self.write(len(self.writes))
             for host in self.hosts.values():
                 self.deliver(host, len(host.inbox))

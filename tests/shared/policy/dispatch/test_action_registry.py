@@ -34,7 +34,7 @@ def test_an_answered_action_leaves_nothing_and_cannot_be_answered_again(registry
     action = queue(registry, request("a", batch="b"))
     answer = registry.answer_queued(2.0, action, "cancelled", "no longer needed")
     assert (answer.action, answer.ended, answer.reason, answer.queue_s) == ("a", "cancelled", "no longer needed", 2.0)
-    assert (registry.actions, registry.members("b"), list(registry.expire(1e9))) == ({}, [], [])
+    assert (registry.actions, registry.members("b"), list(registry.expire(1e9, 9))) == ({}, [], [])
     with pytest.raises(InvalidTransition, match="finished -> finished"):
         registry.answer(3.0, action, "ok", "")
     registry.check()
@@ -60,11 +60,11 @@ def test_a_queued_action_is_cancelled_at_once_and_a_granted_one_when_its_node_co
 def test_actions_expire_once_at_their_deadlines(registry: ActionRegistry) -> None:
     queue(registry, request("soon", deadline_s=5.0))
     queue(registry, request("later", seq=1, deadline_s=9.0))
-    assert registry.expire(4.9) == []
-    (expired,) = registry.expire(5.0)
+    assert registry.expire(4.9, 9) == []
+    (expired,) = registry.expire(5.0, 9)
     assert isinstance(expired, AnswerAction)
     assert (expired.action, expired.ended) == ("soon", "expired")
-    assert registry.expire(5.0) == []
+    assert registry.expire(5.0, 9) == []
     assert set(registry.actions) == {"later"}
 
 

@@ -146,7 +146,7 @@ def test_closing_cancels_queued_actions_and_revokes_running_ones() -> None:
     (first,) = submit(dispatcher, act("r0"), act("r1", seq=1))
     commands = dispatcher.handle(1.0, TrajectoryClosed("t"))
     assert answers(commands) == {"r1": "cancelled"}
-    assert [type(one) for one in commands[1:]] == [Revoke, CloseEnvironment]
+    assert [type(one) for one in commands] == [Revoke, AnswerAction, CloseEnvironment]
     assert answers(end(dispatcher, first, "cancelled")) == {"r0": "cancelled"}
     dispatcher.handle(2.0, EnvironmentEndReported("a", "1", "t", "closed", ""))
     assert answers(submit(dispatcher, act("late", seq=2))) == {"late": "environment-lost"}

@@ -70,7 +70,7 @@ class ProxySettings(ServiceSettings):
     """A node is treated as dead if it sends nothing for this time."""
     stimulus_logs: Path | None = None
     """Folder for the leader's stimulus log: all inputs and decisions of the dispatcher, for `treadle replay dispatch`.
-    None: no log."""
+    None: recent calls are in memory, and written to `log` of the stack's folder if the dispatcher fails."""
     stimulus_log_bytes: int = Field(96 << 20, gt=0)
     """Bound of that log. When a quarter is written, it continues in a new file, and older files are deleted."""
     max_attempts: int = Field(3, gt=0)

@@ -116,16 +116,16 @@ def to_builtins(commands: Sequence[Command]) -> list[Any]:
 
 
 class DispatchLogSegment:
-    """One segment of a log, open for writing: a file, or memory. Not safe for concurrent use."""
+    """One file of a log, open for writing. Not safe for concurrent use."""
 
-    def __init__(self, path: Path | None, epoch: int, config: DispatchConfig, state: bytes) -> None:
-        """Begin a file; an existing one is replaced. None: begin in memory.
+    def __init__(self, path: Path, epoch: int, config: DispatchConfig, state: bytes) -> None:
+        """Begin a file; an existing one is replaced.
 
         Raises:
             OSError: it cannot be written.
         """
         self.path = path
-        self._file: BinaryIO = io.BytesIO() if path is None else path.open("wb")
+        self._file: BinaryIO = path.open("wb")
         self._write(_framed(DispatchLogHeader(VERSION, epoch, config, state)))
         self.size = 0
         """Bytes of the calls."""
@@ -146,12 +146,8 @@ class DispatchLogSegment:
         Raises:
             OSError: it cannot be written.
         """
-        if isinstance(self._file, io.BytesIO):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.write_bytes(self._file.getbuffer())
-        elif self.path is not None:
-            self._file.close()
-            self.path.rename(path)
+        self._file.close()
+        self.path.rename(path)
         return path
 
     def close(self) -> None:

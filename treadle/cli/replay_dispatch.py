@@ -21,8 +21,9 @@ def dispatch(
 
     A log holds the configuration of a dispatcher, all stimuli (submissions, reports of nodes, targets, ticks) with
     their times, and all its commands. Equal stimuli give equal commands; a difference is a defect, or a change of the
-    policy since. To get logs, set PROXY_STIMULUS_LOGS to a folder. A failed invariant of a leader leaves its log there,
-    named failed-dispatch-*.log; its last call raises the same error again here.
+    policy since. A failed invariant of a leader leaves its log in the folder log of the stack, named
+    failed-dispatch-*.log; its last call raises the same error again here. To get all logs, set PROXY_STIMULUS_LOGS to a
+    folder.
 
     --json prints {"log", "epoch", "continued", "seconds", "calls", "same", "different", "torn_bytes", "raised",
     "stimuli", "commands", "first_difference"}.

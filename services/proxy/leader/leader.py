@@ -8,14 +8,17 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from services.proxy.leader.arrivals import Arrivals, names_of
+from services.proxy.leader.dispatching import GuardedDispatcher, Suspects
 from services.proxy.leader.interpreter import Discard, Forget, HoldsChanged, Interpreter
 from services.proxy.leader.messages import to_message, to_request_stimulus, to_stimuli
 from services.proxy.leader.nodes import NodeRegistry
+from services.proxy.leader.recent_calls import RecentCalls
 from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.requests import to_end, to_granted, to_parking, to_request, unschedulable
 from services.proxy.leader.requests_under_way import RequestsUnderWay
@@ -70,14 +73,16 @@ class Leader:
         interpreter: Interpreter,
         clock: ValkeyClock,
         keep_s: Callable[[ActionSubmitted], int],
-        recorder: DispatchRecorder | None = None,
+        recorder: DispatchRecorder | RecentCalls | None = None,
+        suspects: Suspects | None = None,
     ) -> None:
         self._epoch = epoch
         self.dispatcher = dispatcher
         self._interpreter = interpreter
         self._clock = clock
         self._keep_s = keep_s
-        self._recorder = recorder
+        self._suspects = suspects or Suspects({})
+        self._guarded = GuardedDispatcher(dispatcher, recorder, self._suspects)
         self.nodes = NodeRegistry()
         self.reasons: dict[str, str] = {}
         """Pool -> reason of its target."""
@@ -153,12 +158,12 @@ class Leader:
             self.unanswered[entry.message.action] = Unanswered(entry.id, entry.message, entry.index)
         requests = []
         for entry in fresh:
-            if wrong := unschedulable(entry.message):
+            if wrong := unschedulable(entry.message) or self._suspects.why_refused(entry.message.action):
                 self._answer(AnswerAction(entry.message.action, "refused", wrong, ()))
             else:
                 requests.append(to_request(entry))
-        if requests:
-            self._handle(now, stimuli.RequestsSubmitted(tuple(requests)))
+        for part in self._suspects.parts(requests, attrgetter("id")):
+            self._handle(now, stimuli.RequestsSubmitted(part))
 
     def _refuse(self, entry: Entry[UnreadableEntry]) -> None:
         """Answer an unreadable entry, masked. Otherwise it would stay in the journal and its batch would never end."""
@@ -177,14 +182,17 @@ class Leader:
         for entry in entries:
             outcome = entry.message
             if outcome.action in ends:
-                self._handle(now, stimuli.AttemptsEnded(tuple(ends.values())))
+                self._end(now, ends)
                 ends = {}
             kept = self.unanswered.get(outcome.action)  # None: answered already, but this outcome frees its units
             if kept is not None and outcome.result.status in ("ok", "timeout", "refused"):
                 kept.result, kept.outcome = outcome.result, entry.id
             ends[outcome.action] = to_end(outcome)
-        if ends:
-            self._handle(now, stimuli.AttemptsEnded(tuple(ends.values())))
+        self._end(now, ends)
+
+    def _end(self, now: float, ends: dict[str, Ended]) -> None:
+        for part in self._suspects.parts(ends.values(), attrgetter("action")):
+            self._handle(now, stimuli.AttemptsEnded(part))
 
     def _handle_other(self, now: float, entry: Entry[Any]) -> None:
         message = entry.message
@@ -220,18 +228,9 @@ class Leader:
 
     def _handle(self, now: float, *given: stimuli.Stimulus) -> None:
         """Pass stimuli to the dispatcher and execute the commands that follow."""
-        try:
-            commands = self.dispatcher.handle(now, *given)
-        except Exception:
-            path = self._recorder.failed(now, given) if self._recorder is not None else None
-            kinds = [type(one).__name__ for one in given]
-            _log.exception("dispatch_failed", stimuli=kinds, stimulus_log=str(path) if path is not None else "")
-            raise
-        self._do(commands)
+        self._do(self._guarded.handle(now, given))
         self._requests.discard_handled(self.dispatcher)
         self.wakeup.at(self.dispatcher.next_wake_s)
-        if self._recorder is not None:
-            self._recorder.record(now, given, commands)
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:

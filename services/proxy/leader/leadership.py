@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from services.proxy.leader.backlog import publish_backlog
+from services.proxy.leader.dispatching import DispatchFailed, Suspects
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.leader import Leader
+from services.proxy.leader.recent_calls import RecentCalls
 from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.replicas import CHECK_S, AbsentReplicas
 from services.proxy.leader.takeover import take_over
@@ -22,6 +25,7 @@ from shared.bus.functions import Answering, Deposed
 from shared.bus.keys import Role
 from shared.bus.lease import Lease, is_held
 from shared.bus.nodes import expire_hellos
+from shared.bus.suspects import count_failed_term, read_failed_terms
 from shared.bus.tail import Tail
 from shared.kinds.registry import all_kinds
 from shared.messages.actions import ActionSubmitted
@@ -34,6 +38,8 @@ from shared.runtime.units import Epoch, Seconds
 
 _log = log.get(__name__)
 
+FAILED_PAUSE_S = 1.0
+"""Pause after a term in which the dispatcher has failed. Other replicas campaign in it."""
 TRIM_BEHIND_S = 10.0
 """Seconds for which outcomes that no write has removed are kept after the leader has read them, for a successor that is
 just taking over. They are small: the outputs of actions are removed with the answers based on them."""
@@ -59,7 +65,11 @@ class Leadership:
         """Epoch of the term that this replica leads; 0 while it follows."""
 
     async def run(self) -> None:
-        """Lead or follow, forever. Every end of a term leads back to the campaign."""
+        """Lead or follow, forever. Every end of a term leads back to the campaign.
+
+        Raises:
+            DispatchFailed: the dispatcher has failed, and nothing is known that a later term could leave out.
+        """
         while not self._stopping:
             try:
                 epoch = await self._lease.hold()
@@ -67,6 +77,10 @@ class Leadership:
             except TRANSIENT as error:
                 _log.warning("valkey_unavailable", what="campaigning", error=str(error))
                 await asyncio.sleep(0.2)
+            except DispatchFailed as failed:
+                if not failed.suspects or not await self._count(failed.suspects):
+                    raise
+                await asyncio.sleep(FAILED_PAUSE_S)
 
     async def stop(self) -> None:
         """Release the lease, so that the next leader need not wait until it expires."""
@@ -80,6 +94,17 @@ class Leadership:
             except (*TRANSIENT, TimeoutError) as error:
                 _log.warning("lease_release_failed", error=str(error))
 
+    async def _count(self, suspects: tuple[str, ...]) -> bool:
+        """Count a failed term for the actions that it named, and release the lease. False: they cannot be counted."""
+        try:
+            async with asyncio.timeout(2.0):
+                await count_failed_term(self._redis, suspects)
+                await self._lease.release()
+        except (RedisError, *TRANSIENT, TimeoutError) as error:
+            _log.warning("failed_term_not_counted", error=str(error))
+            return False
+        return True
+
     # ---- leading -----------------------------------------------------------------------------------------------
 
     async def _lead(self, epoch: Epoch) -> None:
@@ -89,11 +114,12 @@ class Leadership:
         config = DispatchConfig(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
         dispatcher = Dispatcher(config, all_kinds().resources)
         recorder = self._recorder(epoch, dispatcher)
-        leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s, recorder)
+        suspects = Suspects(await read_failed_terms(self._redis))
+        leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s, recorder, suspects)
         weights = TenantWeights(self._redis)
         renewing = asyncio.create_task(self._renew(epoch, interpreter), name="lease")
         tasks = [renewing]
-        if recorder is not None:
+        if isinstance(recorder, DispatchRecorder):
             tasks.append(asyncio.create_task(recorder.run(), name="stimulus log"))
         try:
             await self._check_planner(leader)
@@ -126,17 +152,19 @@ class Leadership:
             interpreter.deposed = True
             for task in tasks:
                 await _cancelled(task)
-            if recorder is not None:
+            if isinstance(recorder, DispatchRecorder):
                 recorder.close()
             _log.info("leadership_ended", epoch=epoch)
 
-    def _recorder(self, epoch: Epoch, dispatcher: Dispatcher) -> DispatchRecorder | None:
-        """Return a recorder if the settings name a folder that can be written."""
+    def _recorder(self, epoch: Epoch, dispatcher: Dispatcher) -> DispatchRecorder | RecentCalls | None:
+        """Return a recorder; None if the settings name a folder that cannot be written."""
         settings = self._settings
-        if settings.stimulus_logs is None:
-            return None
+        most_bytes, folder = settings.stimulus_log_bytes, settings.stimulus_logs
+        if folder is None:
+            folder = settings.treadle.home / "log" if settings.treadle.home is not None else None
+            return RecentCalls(folder, epoch, dispatcher)
         try:
-            return DispatchRecorder(settings.stimulus_logs, epoch, dispatcher, most_bytes=settings.stimulus_log_bytes)
+            return DispatchRecorder(folder, epoch, dispatcher, most_bytes=most_bytes)
         except OSError as error:
             _log.warning("stimulus_log_failed", path=str(settings.stimulus_logs), error=str(error))
             return None

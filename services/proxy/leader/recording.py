@@ -1,7 +1,7 @@
-"""Recording of the dispatcher's stimuli: a bounded log for `treadle replay dispatch`, on disk or in memory.
+"""Recording of the dispatcher's stimuli: a bounded log for `treadle replay dispatch`.
 
-`record` costs the leader's turn an append. A thread encodes the calls every half second. On disk, a killed process
-loses up to that; the log in memory is written when an invariant fails. When a segment has reached a quarter of the
+`record` costs the leader's turn an append. A thread encodes the calls every half second. A killed process
+loses up to that. When a segment has reached a quarter of the
 bound, the next one begins with the dispatcher's state, and older segments are deleted. If more than `MOST_COPIED`
 actions are unanswered, the copy of the state would block the leader; recording then stops at half of the bound until
 fewer are. The bound is about the calls: a state adds up to 6 MB to a segment.
@@ -46,23 +46,15 @@ FAILED: Final = "failed-"
 class DispatchRecorder:
     """Log of one term of a leader."""
 
-    def __init__(
-        self, folder: Path, epoch: Epoch, dispatcher: Dispatcher, *, most_bytes: int, in_memory: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, epoch: Epoch, dispatcher: Dispatcher, *, most_bytes: int) -> None:
         """Begin the first segment. Call it before the dispatcher's first stimulus.
-
-        Args:
-            folder: of the segments; with `in_memory`, of those that end with a failure.
-            epoch: of the term.
-            dispatcher: whose calls are recorded.
-            most_bytes: bound of the calls.
-            in_memory: write nothing to disk until a call fails.
 
         Raises:
             OSError: it cannot be written.
         """
-        self._folder, self._epoch, self._dispatcher = folder, epoch, dispatcher
-        self._most_bytes, self._in_memory = most_bytes, in_memory
+        self._epoch, self._dispatcher = epoch, dispatcher
+        self._folder = folder
+        self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._pending: deque[HandledCall | bytes] = deque()
         """Calls, and the states with which later segments begin."""
@@ -146,21 +138,23 @@ class DispatchRecorder:
                     self._full = self._serial
             except Exception as error:  # noqa: BLE001  # a log must not end a leader
                 if not self._broken:
-                    _log.warning("stimulus_log_failed", path=str(self._segment.path or ""), error=str(error))
+                    _log.warning("stimulus_log_failed", path=str(self._segment.path), error=str(error))
                 self._broken = True
 
     def _begin(self, state: bytes) -> DispatchLogSegment:
         self._serial += 1
         config = self._dispatcher.config
-        if self._in_memory:
-            segment = DispatchLogSegment(None, self._epoch, config, state)
-        else:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            segment = DispatchLogSegment(self._folder / self._name, self._epoch, config, state)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        segment = DispatchLogSegment(self._folder / self._name, self._epoch, config, state)
         for prefix in ("", FAILED):
-            for older in sorted(self._folder.glob(f"{prefix}{NAME}-*.log"), key=_age)[:-KEPT]:
-                older.unlink(missing_ok=True)
+            remove_older(self._folder, prefix)
         return segment
+
+
+def remove_older(folder: Path, prefix: str) -> None:
+    """Remove all segments with a prefix but the newest `KEPT`."""
+    for older in sorted(folder.glob(f"{prefix}{NAME}-*.log"), key=_age)[:-KEPT]:
+        older.unlink(missing_ok=True)
 
 
 def _age(path: Path) -> list[int]:

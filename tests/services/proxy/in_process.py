@@ -32,9 +32,10 @@ Play = Callable[[Granted, dict[str, Any]], dict[str, Any] | None]
 
 
 @asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[str]:
-    """The app's address while it is served."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="on"))
+async def serving(app: FastAPI, *, grace_s: int | None = None) -> AsyncIterator[str]:
+    """The app's address while it is served. `grace_s`: time for which a stopping server waits for its calls."""
+    config = uvicorn.Config(app, port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=grace_s)
+    server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     try:
         async with asyncio.timeout(30):
@@ -62,10 +63,11 @@ class SimulatedNode:
 
     @classmethod
     @asynccontextmanager
-    async def up(cls, url: str, play: Play) -> AsyncIterator[SimulatedNode]:
+    async def up(cls, url: str, play: Play, *kinds: str) -> AsyncIterator[SimulatedNode]:
+        """Run a node that also offers these kinds."""
         async with connect(url, name="played-node") as redis, connect(url, name="played-reader") as reader:
             node = cls(redis, reader, play)
-            await node._publish(NODES, HELLO)
+            await node._publish(NODES, msgspec.structs.replace(HELLO, kinds=[*HELLO.kinds, *kinds]))
             tasks = [asyncio.create_task(node._listen()), asyncio.create_task(node._beat())]
             try:
                 yield node

@@ -9,9 +9,11 @@ from typing import Any
 
 import aiohttp
 import psutil
+import pytest
 from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 
+from services.proxy.app import create_app
 from services.proxy.records.archiver import Archiver
 from services.proxy.records.memory import ValkeyMemory
 from services.proxy.settings import ProxySettings
@@ -19,7 +21,7 @@ from shared.bus.connection import ValkeyClock
 from shared.messages.grants import Granted
 from shared.store import database
 from tests.services.proxy.http.test_hot_routes import TASK, Caller, calling, line
-from tests.services.proxy.in_process import SimulatedNode
+from tests.services.proxy.in_process import SimulatedNode, serving
 from tests.shared.bus.soon import soon
 
 PREFIX = "treadle_proxy_"
@@ -42,6 +44,10 @@ async def changes(name: str, before: float | None, by: float, **labels: str) -> 
 
 def at_once(grant: Granted, params: dict[str, Any]) -> dict[str, Any]:
     return {}
+
+
+def executed(grant: Granted, params: dict[str, Any]) -> dict[str, Any]:
+    return {"output": {"status": "Success"}}
 
 
 async def test_submissions_are_counted_by_their_outcome(redis_url: str) -> None:
@@ -150,6 +156,35 @@ async def test_run_code_callers_that_go_are_counted(redis_url: str) -> None:
             await asyncio.wait({call})
             await changes("run_code_calls_total", before, 1, ended="disconnected")
             await changes("held_calls", held, 0)
+
+
+@pytest.mark.parametrize("agent", ["python-requests/2", "other"])
+async def test_answered_run_code_calls_are_counted(redis_url: str, agent: str) -> None:
+    async with calling(redis_url) as caller, SimulatedNode.up(redis_url, executed, "code.run"):
+        before, late = (sample("run_code_calls_total", ended=name) for name in ("answered", "late"))
+        assert (await run_code(caller, **{"user-agent": agent}))[0] == 200
+        await changes("run_code_calls_total", before, 1, ended="answered")
+        assert sample("run_code_calls_total", ended="late") == late
+
+
+@pytest.mark.parametrize(("agent", "status"), [("python-requests/2", 200), ("other", 504)])
+async def test_run_code_calls_that_a_stopping_proxy_ends_are_counted(redis_url: str, agent: str, status: int) -> None:
+    """Without a node there is no answer."""
+    settings = ProxySettings.model_validate({"treadle": {"redis_url": redis_url}, "hold_blank_s": 0.1})
+    stopped, accepted = sample("run_code_calls_total", ended="stopped"), sample("submitted_total", outcome="accepted")
+    async with aiohttp.ClientSession() as http:
+        async with serving(create_app(settings), grace_s=1) as url:
+            body = {"code": f"# {agent}", "language": "python"}
+            call = asyncio.create_task(_status(http, f"{url}/run_code", body, {"user-agent": agent}))
+            await changes("submitted_total", accepted, 1, outcome="accepted")
+        assert await call == status
+    assert sample("run_code_calls_total", ended="stopped") == (stopped or 0.0) + 1
+
+
+async def _status(http: aiohttp.ClientSession, url: str, body: dict[str, Any], headers: dict[str, str]) -> int:
+    async with http.post(url, json=body, headers=headers) as reply:
+        await reply.read()
+        return reply.status
 
 
 async def test_bytes_of_bodies_under_way_are_counted(redis_url: str) -> None:

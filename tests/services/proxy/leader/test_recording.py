@@ -34,9 +34,9 @@ WORK = Work("run", "code.run", "cores@default", {"cores": 1}, 10.0, True)
 class RecordedMesh:
     """A dispatcher with one node, recorded."""
 
-    def __init__(self, folder: Path, most_bytes: int = 1 << 20, epoch: int = 1, *, in_memory: bool = False) -> None:
+    def __init__(self, folder: Path, most_bytes: int = 1 << 20, epoch: int = 1) -> None:
         self.dispatcher = Dispatcher()
-        self.recorder = DispatchRecorder(folder, epoch, self.dispatcher, most_bytes=most_bytes, in_memory=in_memory)
+        self.recorder = DispatchRecorder(folder, epoch, self.dispatcher, most_bytes=most_bytes)
         self.now = 1000.0
         self.calls = 0
         self._made = 0
@@ -208,23 +208,6 @@ def test_a_failure_keeps_the_log_and_raises_again_in_the_replay(folder: Path, mo
     again = compare_dispatch(path)
     assert again.first is not None
     assert again.first.then == "raised", "the policy no longer raises, which is a difference"
-
-
-def test_a_log_in_memory_is_written_when_a_call_fails(folder: Path) -> None:
-    mesh = RecordedMesh(folder, most_bytes=60_000, in_memory=True)
-    for _ in range(20):
-        mesh.work(10)
-        write(mesh)
-    assert not folder.exists()
-    path = mesh.recorder.failed(mesh.now, (TickPassed(),))
-    assert path is not None
-    assert list(folder.iterdir()) == [path]
-    made = compare_dispatch(path)
-    assert made.continued
-    assert made.first is not None
-    assert (made.first.call, made.first.then) == (made.calls, "raised"), "this policy does not raise"
-    assert path.stat().st_size <= 30_000 + 30_000
-    mesh.recorder.close()
 
 
 def test_a_call_that_cannot_be_encoded_ends_the_recording_alone(folder: Path) -> None:

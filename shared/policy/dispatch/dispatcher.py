@@ -26,6 +26,7 @@ from shared.policy.dispatch.batch_snapshots import BatchSnapshot, batch_snapshot
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.holds import carry_holds
+from shared.policy.dispatch.invariants import check_commands
 from shared.policy.dispatch.scheduling_round import schedule
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.dispatch.stimulus_handlers import Handler, StimulusHandlers
@@ -70,7 +71,11 @@ class Dispatcher:
         Args:
             now: absolute seconds; never less than in an earlier call.
             given: the stimuli. `shared.policy.dispatch.stimuli` describes each.
+
+        Raises:
+            InvariantError: an invariant does not hold (`invariants`). After any error the state is not defined.
         """
+        serial = self.cluster.newest_serial
         commands: list[Command] = []
         changed = False
         for stimulus in given:
@@ -83,6 +88,8 @@ class Dispatcher:
             if self.handlers.late:
                 commands += self.handlers.reject_late(now)
                 commands += schedule(self.cluster, now)
+        if commands:
+            check_commands(self.cluster, self.registry.actions, commands, serial)
         return carry_holds(self.cluster.quotas, commands)
 
     # ---- reads: none changes the state -------------------------------------------------------------------------

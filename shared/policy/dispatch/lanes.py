@@ -11,11 +11,11 @@ So a round costs nothing for trajectories that wait for busy nodes, and for work
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from shared.policy.dispatch.quota_waits import LaneKey, Need, QuotaWaits, Sleeper
-from shared.policy.resources.pools import Lane, Pool
+from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
 from shared.policy.resources.quotas import Quotas
 
 
@@ -131,3 +131,12 @@ class Lanes:
         bound = {key: one for lanes in self.on_node.values() for key, one in lanes.items()}
         assert bound == {key: one for key, one in self.asleep.items() if one.lane.node}, "bound to nodes"
         self.waits.check(self.asleep.values())
+
+
+def behind_head(lane: Lane) -> Iterator[str]:
+    """Yield the actions behind the head of a lane, `BACKFILL_DEPTH` at most."""
+    for depth, name in enumerate(lane.queue.mixed()):
+        if depth > BACKFILL_DEPTH:
+            return
+        if depth:
+            yield name

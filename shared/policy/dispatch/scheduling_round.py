@@ -10,7 +10,7 @@ heads' keys, so a resource that several pools use is reserved for the oldest nee
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -19,6 +19,8 @@ from shared.policy.dispatch.blocked import Blocked
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.elastic_grants import NewGrant, grant_elastic_units
 from shared.policy.dispatch.elastic_waits import ElasticWaits
+from shared.policy.dispatch.invariants import InvariantError
+from shared.policy.dispatch.lanes import behind_head
 from shared.policy.dispatch.node_choice import (
     is_possible,
     most_free,
@@ -32,7 +34,7 @@ from shared.policy.dispatch.sleeping import SleepingHeads, follows, sleeper
 from shared.policy.model.formulation import Command, Grant, Resume
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
-from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
+from shared.policy.resources.pools import Lane, Pool
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class SchedulingRound:
     sleeping: SleepingHeads = field(init=False)
     """Reservations of sleeping lanes' heads."""
     waits: ElasticWaits = field(init=False)
+    trying: str = ""
+    """Action for which a node was looked for last."""
 
     def __post_init__(self) -> None:
         self.waits = ElasticWaits(self.cluster, self.now, self.new_grants)
@@ -159,6 +163,7 @@ class SchedulingRound:
 
     def _place(self, pool: Pool, lane: Lane, action: ActionState) -> Node | None:
         """Return the node where the action may start now, if any."""
+        self.trying = action.request.id
         if action.parked:
             return self._place_parked(action)
         if action.work.quotas and self._lacks_quotas(action):
@@ -196,7 +201,7 @@ class SchedulingRound:
         if not most:
             return
         most_elastic = most
-        for action in [cluster.queues.queued[name] for name in _behind(lane)]:
+        for action in [cluster.queues.queued[name] for name in behind_head(lane)]:
             if action.pool_units > (most_elastic if action.scales else most):
                 continue
             node = self._place(pool, lane, action)
@@ -275,7 +280,10 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
         cluster.promote(now)
     scheduling = SchedulingRound(cluster, now, commands)
     free = cluster.queues.lanes.wake_quotas(cluster.quotas, now)
-    scheduling.serve(cluster.queues.lanes.to_serve(), free)
+    try:
+        scheduling.serve(cluster.queues.lanes.to_serve(), free)
+    except Exception as error:
+        raise InvariantError(f"{scheduling.trying}: {type(error).__name__}: {error}", scheduling.trying) from error
     cluster.next_wake_s = scheduling.next_wake_s()
     return grant_elastic_units(cluster, now, commands, scheduling.new_grants) if scheduling.scales else commands
 
@@ -291,12 +299,3 @@ def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
     pool = cluster.queues.pool(action.work.pool)
     if cluster.nodes.of(pool, lane) and not is_possible(cluster, pool, lane, action):
         cluster.queues.set_stuck(lane, action)
-
-
-def _behind(lane: Lane) -> Iterator[str]:
-    """Actions behind the head, `BACKFILL_DEPTH` at most."""
-    for depth, name in enumerate(lane.queue.mixed()):
-        if depth > BACKFILL_DEPTH:
-            return
-        if depth:
-            yield name

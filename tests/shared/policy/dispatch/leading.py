@@ -26,9 +26,10 @@ def meet(
     incarnation: str = "1",
     cores: int = 4,
 ) -> list[Command]:
-    asked = dispatcher.handle(0.0, joined(node(name, {"cores": cores}, incarnation=incarnation)))
+    now = 0.0
+    asked = dispatcher.handle(now, joined(node(name, {"cores": cores}, incarnation=incarnation)))
     assert AskInventory(name) in asked
-    return dispatcher.handle(0.0, InventoryReported(name, incarnation, held or {}))
+    return dispatcher.handle(now, InventoryReported(name, incarnation, held or {}))
 
 
 def ended(grant: Grant, status: ExecutionStatus = "ok", *, passed: bool | None = None) -> Ended:

@@ -49,7 +49,7 @@ def test_a_new_estimate_moves_the_queued_requests_of_a_batch() -> None:
     mesh.dispatcher.handle(0.0, EstimateReceived("second", 5.0))
     join(mesh, 1)
     mesh.run(1.5)
-    mesh.dispatcher.handle(0.0, EstimateReceived("first", 1.0))
+    mesh.dispatcher.handle(mesh.now, EstimateReceived("first", 1.0))
     mesh.run()
     assert batches_in_order(mesh) == ["second", "first", "second"]
 

@@ -43,8 +43,9 @@ def meet(
 ) -> list[Command]:
     met = node(name, {"cores": cores}, incarnation=incarnation, kinds="run judge")
     met.prefetches = frozenset({"cores"} if prefetches else {"slots"})
-    dispatcher.handle(0.0, joined(met))
-    commands = dispatcher.handle(0.0, InventoryReported(name, incarnation, held or {}))
+    now = 0.0
+    dispatcher.handle(now, joined(met))
+    commands = dispatcher.handle(now, InventoryReported(name, incarnation, held or {}))
     dispatcher.check()
     return commands
 

@@ -39,7 +39,7 @@ def granted(commands: list[Command]) -> list[Grant]:
 def order_after(dispatcher: Dispatcher, grant: Grant) -> list[str]:
     """Order in which the waiting actions are granted, each after the end of the one before."""
     order: list[str] = []
-    while following := granted(dispatcher.handle(9.0, reported(ended(grant)))):
+    while following := granted(dispatcher.handle(40.0, reported(ended(grant)))):
         (grant,) = following
         order.append(grant.action)
         dispatcher.check()

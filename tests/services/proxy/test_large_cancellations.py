@@ -118,11 +118,12 @@ async def test_a_large_batch_is_cancelled_by_one_leader_while_others_are_served(
 
 
 async def test_a_successor_ends_the_cancellation_of_a_leader_that_stops(redis_url: str) -> None:
-    count = 5 * LINES
     async with connect(redis_url, name="test") as redis:
         async with trainers(redis_url, "ada") as (ada,):
-            batch = await ada.submit(count)
-            await ada.ask("DELETE", f"/v1/batches/{batch}")
+            batch = await ada.submit(LARGE)
+            cancelled = asyncio.create_task(ada.ask("DELETE", f"/v1/batches/{batch}"))
+            await soon(lambda: is_cancelled(redis))
+        await asyncio.gather(cancelled, return_exceptions=True)
         left, asked = await journal(redis)
         assert asked, "the cancellation has not ended"
         assert left > 1
@@ -130,4 +131,4 @@ async def test_a_successor_ends_the_cancellation_of_a_leader_that_stops(redis_ur
         async with trainers(redis_url, "ada") as (ada,):
             await handled(redis)
             assert (await ada.ask("GET", f"/v1/batches/{batch}"))["state"] == "cancelled"
-            assert await redis.xlen(f"results:{batch}") == count, "each is answered once"
+            assert await redis.xlen(f"results:{batch}") == LARGE, "each is answered once"

@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 from redis.asyncio import Redis
 
 from services.proxy.app import create_app
 from services.proxy.settings import ProxySettings
+from shared.bus import functions
 from shared.bus.connection import command, connect
 from shared.messages.actions import ACTIONS, CancelRequested
 from shared.messages.grants import Granted
@@ -117,13 +119,23 @@ async def test_a_large_batch_is_cancelled_by_one_leader_while_others_are_served(
         assert sum(grant.tenant == "ada" for grant in node.granted) <= 4, "nothing of the batch begins meanwhile"
 
 
-async def test_a_successor_ends_the_cancellation_of_a_leader_that_stops(redis_url: str) -> None:
+async def test_a_successor_ends_the_cancellation_of_a_leader_that_stops(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, answer_actions = 5 * LINES, functions.answer_actions
+
+    async def answer_slowly(*args: Any, **named: Any) -> list[bool]:
+        await asyncio.sleep(0.2)
+        return await answer_actions(*args, **named)
+
     async with connect(redis_url, name="test") as redis:
-        async with trainers(redis_url, "ada") as (ada,):
-            batch = await ada.submit(LARGE)
-            cancelled = asyncio.create_task(ada.ask("DELETE", f"/v1/batches/{batch}"))
-            await soon(lambda: is_cancelled(redis))
-        await asyncio.gather(cancelled, return_exceptions=True)
+        with monkeypatch.context() as slow:
+            slow.setattr(functions, "answer_actions", answer_slowly)
+            async with trainers(redis_url, "ada") as (ada,):
+                batch = await ada.submit(count)
+                cancelled = asyncio.create_task(ada.ask("DELETE", f"/v1/batches/{batch}"))
+                await soon(lambda: is_cancelled(redis))
+            await asyncio.gather(cancelled, return_exceptions=True)
         left, asked = await journal(redis)
         assert asked, "the cancellation has not ended"
         assert left > 1
@@ -131,4 +143,4 @@ async def test_a_successor_ends_the_cancellation_of_a_leader_that_stops(redis_ur
         async with trainers(redis_url, "ada") as (ada,):
             await handled(redis)
             assert (await ada.ask("GET", f"/v1/batches/{batch}"))["state"] == "cancelled"
-            assert await redis.xlen(f"results:{batch}") == LARGE, "each is answered once"
+            assert await redis.xlen(f"results:{batch}") == count, "each is answered once"

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import aiohttp
 import pytest
 
 from shared.messages.environments import LOCAL
@@ -106,8 +107,16 @@ async def other(trainer: Trainer) -> None:
     assert (await trainer.bash(trajectory, "true"))["ended"] == "ok"
 
 
-async def test_what_is_no_environment_action_is_refused(mesh: OneNodeMesh, client: AsyncTreadle) -> None:
-    async with trainer_of(mesh) as trainer:
+async def test_only_actions_of_environments_are_parked_and_only_parked_ones_continue(
+    mesh: OneNodeMesh, client: AsyncTreadle
+) -> None:
+    plain = {"kind": "sleep", "params": {"seconds": 2}, "units": {"cores": 1}}
+    async with trainer_of(mesh) as trainer, aiohttp.ClientSession(mesh.proxy.url) as http:
+        async with http.post("/v1/actions", json=plain) as reply:
+            action = (await reply.json())["id"]
+        await until_state(trainer, action, "granted")
+        with pytest.raises(Conflict, match="only an action of a trajectory can be parked"):
+            await client.park(action)
         trajectory = await trainer.open(memory_mb=64)
         action = await trainer.submit(trajectory, "sleep 1")
         with pytest.raises(Conflict, match="not parked"):

@@ -45,9 +45,10 @@ async def play(mesh: OneNodeMesh) -> list[Json]:
         watching = asyncio.create_task(watch())
         trajectories = [await trainer.open(memory_mb=64) for _ in range(ENVIRONMENTS)]
         answers = await asyncio.gather(*(episode(trainer, client, one) for one in trajectories))
+        assert not watching.done(), "it has watched all the time"
         watching.cancel()
         await trainer.until_used(cores=0)
-    assert most <= CORES
+    assert most == CORES
     return answers
 
 

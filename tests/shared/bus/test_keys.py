@@ -37,7 +37,8 @@ ALONE = {
     "actions", "outcomes", "answered", "nodes", "batches", "trajectories", "batches:open", "trajectories:open",
     "trajectories:due", "trajectories:ended", "placements", "backlog", "backlog:reasons", "kept", "kept:batches",
     "unarchived", "unarchived:actions", "archived", "expiring", "ids", "mesh", "schema", "hellos", "hellos:at",
-    "generations", "tenants", "tenants:changes", "quotas", "quotas:holds", "quotas:levels", "quota-changes",
+    "generations", "suspects", "tenants", "tenants:changes", "quotas", "quotas:holds", "quotas:levels",
+    "quota-changes",
 }  # fmt: skip
 GROUPS = {
     "batch_group": ("batch:A", "results:A", "archived:A", "environments:A"),

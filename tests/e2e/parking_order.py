@@ -38,6 +38,8 @@ class ParkingOrder:
     """Action that waits to continue -> turns of others since it asked."""
     waits: list[tuple[int, int]] = field(default_factory=list)
     """Of each continuation: turns of others since it was asked for, and actions ahead of it then."""
+    delayed: set[str] = field(default_factory=set)
+    """Actions that waited to continue after all decisions of a step."""
     _ahead: dict[str, int] = field(default_factory=dict)
 
     def given(self, stimulus: Stimulus) -> None:
@@ -83,6 +85,7 @@ class ParkingOrder:
 
     def decided(self) -> None:
         """Check the state after all decisions of one step."""
+        self.delayed |= self.waiting.keys()
         assert not self.waiting or len(self.running) == self.cores, "a core is idle, and a parked action waits"
 
 

@@ -21,9 +21,9 @@ from shared.messages.grants import Granted
 from tests.services.proxy.in_process import SimulatedNode, serving
 from tests.shared.bus.soon import soon
 
-LARGE = 40_000
+LARGE = 80_000
 """With 33 us each, all at once would block the leader for longer than `LEASE_S`."""
-LEASE_S = 1.0
+LEASE_S = 2.0
 LINES = 2_000
 TASK = {"stages": [{"name": "run", "kind": "noop", "units": {"cores": 1}}]}
 

@@ -27,7 +27,7 @@ from treadle.stack.hosts import HostCheck
 # Start-up garbage is frozen, so the collector ignores it. Then it examines young objects every 20,000 allocations
 # (CPython's 700 costs a collection every few requests) and old ones rarely, because reference counts free what a
 # request leaves.
-GC_THRESHOLDS = (20_000, 10, 50)
+GC_THRESHOLDS = (10_000, 5, 200)
 STORE_RETRY_LIMIT_S = 30.0
 """Time limit for a Valkey that starts, or loads its file, together with the service."""
 DRAIN_S = 10

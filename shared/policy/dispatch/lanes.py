@@ -48,6 +48,8 @@ class Lanes:
 
         O(amounts that are lacking of quotas that have changed, and of rates that were refilled).
         """
+        if not (quotas.changed or self.waits):
+            return []
         changed = list(quotas.changed)
         quotas.changed.clear()
         for key in self.waits.never(quotas, changed):

@@ -70,6 +70,10 @@ class QuotaWaits:
     _heap: list[tuple[float, Need]] = field(default_factory=list)
     """The same by time, and outdated times."""
 
+    def __bool__(self) -> bool:
+        """Return whether a lane waits for a quota, or a time is noted."""
+        return bool(self._lacking or self._heap)
+
     def add(self, one: Sleeper, quotas: Quotas, now: float) -> None:
         """Add a lane that begins to sleep."""
         for need in one.named:

@@ -10,6 +10,7 @@ heads' keys, so a resource that several pools use is reserved for the oldest nee
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -218,6 +219,8 @@ class SchedulingRound:
     def next_wake_s(self) -> float:
         """Return when the quotas of a blocked head are refilled next; infinity if none waits for that."""
         quotas = self.cluster.quotas
+        if not quotas.limits:
+            return math.inf
         heads = [one.head for one in self.blocked if one.head.state == "queued" and one.head.needed_quotas]
         times = [quotas.refilled_at(head.needed_quotas, self.now) for head in heads]
         asleep_s = self.cluster.queues.lanes.waits.next_refill_s(quotas, self.now)

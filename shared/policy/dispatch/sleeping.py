@@ -26,6 +26,8 @@ def sleeper(cluster: ClusterState, pool: Pool, lane: Lane, now: float) -> Sleepe
     if head is None or head != lane.feasible:
         return None
     action = cluster.queues.queued[head]
+    if not lane.node and not action.work.quotas:
+        return None
     key, named = lane.queue.head_key(), tuple(action.needed_quotas.items())
     if lane.node and _waits_for_node(cluster, pool, lane, action):
         return Sleeper(pool, lane, head, key, named)

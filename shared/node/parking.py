@@ -96,7 +96,7 @@ class ParkedAttempts:
             if any(units > self.resources[name].free for name, units in running.units.items()):
                 return False
             del self._waiting[running.grant.action]
-            assert self.parking is not None, "parked by nobody"
+            assert self.parking is not None, "it was parked by an executor that can park"
             for name, units in running.units.items():
                 self.resources[name].use(units, now)
             running.paused_s += now - running.paused_at

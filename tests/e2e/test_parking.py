@@ -177,7 +177,7 @@ async def test_a_parked_container_outlives_its_killed_manager(
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 async def test_an_ended_manager_ends_it_once(mesh: OneNodeMesh, client: AsyncTreadle, end: str) -> None:
-    """Last: the node begins anew. One action is parked, and one waits for a core to continue."""
+    """Last: the node starts again. One action is parked, and one waits for a core to continue."""
     async with trainer_of(mesh) as trainer:
         trajectory, action = await parked(trainer, client, "sleep 1000")
         _, resumed = await parked(trainer, client, "sleep 1000")

@@ -49,7 +49,7 @@ async def test_parked_actions_and_those_that_wait_to_continue_outlive_the_leader
             await client.resume(action)
         await asyncio.sleep(0.3)  # two wait to continue, and the leader knows it
         leader.kill()
-        await client.resume(actions[2])  # nobody leads
+        await client.resume(actions[2])  # there is no leader
         await until(lambda: leads(other))
         for action in actions[3:]:
             await client.resume(action)

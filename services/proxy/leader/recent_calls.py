@@ -1,9 +1,9 @@
 """Recent calls of the dispatcher in memory, from which a failed call makes a log for `treadle replay dispatch`.
 
 They are encoded only if a call fails, because encoding takes 12 us an action. They begin with the term or with a copy
-of the dispatcher's state. When there are many, the state is copied again and they are forgotten. While so many actions
-are unanswered that a copy would block the leader, they are kept for longer; beyond `MOST_CALLS` nothing is recorded
-until fewer are unanswered. Large outputs of actions are not kept.
+of the dispatcher's state. When there are many, the state is copied again and the calls are dropped. While so many
+actions are unanswered that a copy would block the leader, they are kept for longer; beyond `MOST_CALLS` nothing is
+recorded until fewer are unanswered. Large outputs of actions are not kept.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Replicas that hold callers, and cancellation of their actions when a replica is killed.
 
-The connection of a held caller ends with its proxy, so nobody waits for the answer. Each replica renews its presence.
+The connection of a held caller ends with its proxy, so no caller waits for the answer. Each replica renews its
+presence.
 The journal names the replica with each action that it holds (`ActionSubmitted.held_by`). The leader cancels the actions
 of a replica that is absent in two checks in a row. One check is not enough, because Valkey itself may have been away. A
 replica that was only suspended submits its cancelled actions again (`held`).

@@ -32,8 +32,8 @@ END_OF_KEYS: Final = "\U0010ffff"
 class Quotas:
     """Quotas of the mesh by name, and the amounts taken from them.
 
-    Every method is O(limits of the named quotas), unless it says more. A change of a hold also moves 8 bytes for each
-    hold of its quotas.
+    A method is O(limits of the named quotas) if its docstring has no other cost. A change of a hold also moves 8 bytes
+    for each hold of its quotas.
     """
 
     limits: dict[str, QuotaLimits] = field(default_factory=dict)

@@ -305,4 +305,4 @@ def test_a_change_of_priority_moves_what_waits_and_leaves_the_journal(driver: Le
     assert [one.action for one in granted(driver.take(from_node(outcome("r0"))))] == ["b"]
     later = replace(journalled(acting("c", "w")), priority=-30.0)
     assert granted(driver.take(later)) == []
-    assert [one.action for one in granted(driver.take(from_node(outcome("r1"))))] == ["c"], "as its entry says"
+    assert [one.action for one in granted(driver.take(from_node(outcome("r1"))))] == ["c"], "by its entry"

@@ -3,7 +3,8 @@
 A log is a folder of segments, each a file that is complete by itself. A segment is a sequence of msgpack values, each
 after its length (4 bytes, little-endian): the header (configuration, and the dispatcher's state if the segment does
 not begin with a term), then `[now, [[kind, stimulus], ...], commands]` for each call of `Dispatcher.handle`. The
-commands are null if the call raised. `treadle replay dispatch FILE` makes the decisions again and compares.
+commands are null if the call raised, and a number if only that was kept. `treadle replay dispatch FILE` makes the
+decisions again and compares.
 
 The state is a pickle. It is read with an allow-list: classes and functions that `shared.policy` defines, and
 containers. Outputs of actions are left out: the policy does not read them, and they belong to the tenants.
@@ -32,7 +33,7 @@ from shared.policy.resources.resource import Specs
 from shared.runtime.validation import UNREADABLE
 
 KINDS: Final[Mapping[str, type[Stimulus]]] = {kind.__name__: kind for kind in get_args(Stimulus)}
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the log. Raise it with any change of `DispatchConfig`, of a stimulus or of a command."""
 NAME: Final = "dispatch"
 """Prefix of the files' names."""
@@ -60,8 +61,8 @@ class HandledCall(NamedTuple):
 
     now: float
     given: tuple[Stimulus, ...]
-    commands: Sequence[Command] | None
-    """None: the call raised."""
+    commands: Sequence[Command] | int | None
+    """None: the call raised. A number: only the number of commands was kept."""
 
 
 class DispatchLogHeader(msgspec.Struct, frozen=True):
@@ -164,7 +165,8 @@ def _framed(value: Any) -> bytes:
 
 
 def _entry(call: HandledCall) -> tuple[Any, ...]:
-    commands = None if call.commands is None else [(type(one).__name__, one) for one in call.commands]
+    kept = call.commands
+    commands = kept if kept is None or isinstance(kept, int) else [(type(one).__name__, one) for one in kept]
     return (call.now, [(type(one).__name__, _without_outputs(one)) for one in call.given], commands)
 
 
@@ -191,8 +193,8 @@ class LoggedCall:
 
     now: float
     given: tuple[Stimulus, ...]
-    commands: list[Any] | None
-    """As builtins, see `to_builtins`; None: the call raised."""
+    commands: list[Any] | int | None
+    """As builtins, see `to_builtins`; None: the call raised; a number: only the number of commands was kept."""
 
 
 class DispatchLogReader:
@@ -225,7 +227,7 @@ class DispatchLogReader:
         Raises:
             DispatchLogError: a stimulus is unknown to this version.
         """
-        entry = msgspec.msgpack.Decoder(tuple[float, list[tuple[str, msgspec.Raw]], list[Any] | None])
+        entry = msgspec.msgpack.Decoder(tuple[float, list[tuple[str, msgspec.Raw]], list[Any] | int | None])
         while (packed := self._next()) is not None:
             try:
                 now, given, commands = entry.decode(packed)

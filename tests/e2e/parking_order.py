@@ -94,7 +94,8 @@ def read_parking_order(log: Path, cores: int) -> ParkingOrder:
     reader, order = DispatchLogReader(log), ParkingOrder(cores)
     dispatcher = reader.header.dispatcher(all_kinds().resources)
     for call in reader.calls():
-        assert to_builtins(dispatcher.handle(call.now, *call.given)) == call.commands
+        commands = to_builtins(dispatcher.handle(call.now, *call.given))
+        assert commands == call.commands
         for stimulus in call.given:
             if isinstance(stimulus, RequestsSubmitted):
                 for request in stimulus.requests:
@@ -102,7 +103,7 @@ def read_parking_order(log: Path, cores: int) -> ParkingOrder:
                     assert action is not None
                     order.keys[request.id] = action.key
             order.given(stimulus)
-        for kind, command in call.commands or []:
+        for kind, command in commands:
             if kind in ("Grant", "Resume"):
                 order.granted(command["action"] if isinstance(command, dict) else command[0])
         order.decided()

@@ -59,8 +59,11 @@ class Suspects:
     def parts(self, items: Iterable[Item], action: Callable[[Item], str]) -> Iterator[tuple[Item, ...]]:
         """Yield the items in their order, each suspect alone."""
         part: list[Item] = []
+        if not self._failed:
+            part.extend(items)
+            items = ()
         for item in items:
-            if self._failed and action(item) in self._failed:
+            if action(item) in self._failed:
                 if part:
                     yield tuple(part)
                     part = []

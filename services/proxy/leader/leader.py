@@ -20,7 +20,7 @@ from services.proxy.leader.messages import to_message, to_request_stimulus, to_s
 from services.proxy.leader.nodes import NodeRegistry
 from services.proxy.leader.recent_calls import RecentCalls
 from services.proxy.leader.recording import DispatchRecorder
-from services.proxy.leader.requests import to_end, to_granted, to_parking, to_request, unschedulable
+from services.proxy.leader.requests import Unschedulable, to_end, to_granted, to_parking, to_request
 from services.proxy.leader.requests_under_way import RequestsUnderWay
 from services.proxy.leader.unanswered import Unanswered
 from services.proxy.leader.wakeup import Wakeup
@@ -153,15 +153,20 @@ class Leader:
         self._handle(now, stimuli.TickPassed())
 
     def _submit(self, now: float, entries: list[Entry[ActionSubmitted]]) -> None:
-        fresh = [entry for entry in entries if entry.message.action not in self.unanswered]
-        for entry in fresh:
-            self.unanswered[entry.message.action] = Unanswered(entry.id, entry.message, entry.index)
         requests = []
-        for entry in fresh:
-            if wrong := unschedulable(entry.message) or self._suspects.why_refused(entry.message.action):
-                self._answer(AnswerAction(entry.message.action, "refused", wrong, ()))
+        for entry in entries:
+            action = entry.message.action
+            if action in self.unanswered:
+                continue
+            self.unanswered[action] = Unanswered(entry.id, entry.message, entry.index)
+            try:
+                request, wrong = to_request(entry), self._suspects.why_refused(action)
+            except Unschedulable as error:
+                wrong = str(error)
+            if wrong:
+                self._answer(AnswerAction(action, "refused", wrong, ()))
             else:
-                requests.append(to_request(entry))
+                requests.append(request)
         for part in self._suspects.parts(requests, attrgetter("id")):
             self._handle(now, stimuli.RequestsSubmitted(part))
 

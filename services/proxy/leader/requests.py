@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from services.proxy.metrics import PARKED, RESUMED
 from shared.api.images import familiar
@@ -13,6 +14,7 @@ from shared.messages.grants import AttemptParkRequested, AttemptResumed, Granted
 from shared.messages.outcomes import Finished
 from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity
 from shared.policy.model.formulation import EnvironmentNeed, Grant, Park, Request, Resume, Work
+from shared.policy.model.quotas import NO_QUOTAS
 from shared.policy.model.reports import Ended
 from shared.runtime.units import Epoch
 
@@ -26,23 +28,77 @@ def arrival_of(entry: str) -> tuple[int, int]:
 MOST_UNITS = 1 << 20
 MOST_AMOUNTS = 1024
 """Most amounts of one resource that one action may be granted."""
+MOST_STAGES = 4096
+"""Different stages whose conversion is kept."""
+
+
+class Unschedulable(ValueError):
+    """An entry that the dispatcher must not receive; the message says why.
+
+    The HTTP edge rejects all of this. But an entry stays in the journal until it is answered. So an entry that crashed
+    the leader, whoever wrote it, would crash every later leader too.
+    """
 
 
 def to_work(stage: StageWork) -> Work:
-    """Convert one stage: the fewest units of each range, and every amount of the pool's resource."""
-    units = {resource: fewest for resource, (fewest, _) in stage.cost.items()}
-    fewest, most = stage.cost.get(stage.pool.partition("@")[0], (0, 0))
-    return Work(
+    """Convert one stage: the fewest units of each range, and every amount of the pool's resource.
+
+    Stages that differ only in their parameters share one value: a batch's stages are checked and converted once.
+
+    Raises:
+        Unschedulable: the stage asks for what cannot be.
+    """
+    quotas = tuple(stage.quotas.items()) if stage.quotas else ()
+    return _work(
         stage.name,
         stage.kind,
         stage.pool,
-        units,
+        tuple(stage.cost.items()),
         stage.timeout_s,
         stage.repeatable,
-        amounts=stage.amounts or (tuple(range(fewest, most + 1)) if fewest < most else ()),
-        elasticity=stage.elasticity,
-        duration_s=stage.duration_s,
-        quotas=stage.quotas,
+        stage.amounts,
+        stage.elasticity,
+        stage.duration_s,
+        quotas,
+    )
+
+
+@lru_cache(MOST_STAGES)
+def _work(
+    name: str,
+    kind: str,
+    pool: str,
+    cost: tuple[tuple[str, tuple[int, int]], ...],
+    timeout_s: float,
+    repeatable: bool,
+    amounts: tuple[int, ...],
+    elasticity: Elasticity | None,
+    duration_s: float | None,
+    quotas: tuple[tuple[str, float], ...],
+) -> Work:
+    units = {}
+    for resource, (fewest, most) in cost:
+        if not 0 <= fewest <= most <= MOST_UNITS:
+            raise Unschedulable(f"stage {name!r} asks for units that cannot be: {dict(cost)}")
+        units[resource] = fewest
+    if not 0 < timeout_s < math.inf:
+        raise Unschedulable(f"stage {name!r} has no time limit that can be: {timeout_s}")
+    if not all(0 <= amount < math.inf for _, amount in quotas):
+        raise Unschedulable(f"stage {name!r} asks for amounts of quotas that cannot be: {dict(quotas)}")
+    fewest, most = dict(cost).get(pool.partition("@")[0], (0, 0))
+    if wrong := _unscalable(fewest, most, amounts, elasticity, duration_s):
+        raise Unschedulable(f"stage {name!r} {wrong}")
+    return Work(
+        name,
+        kind,
+        pool,
+        units,
+        timeout_s,
+        repeatable,
+        amounts=amounts or (tuple(range(fewest, most + 1)) if fewest < most else ()),
+        elasticity=elasticity,
+        duration_s=duration_s,
+        quotas=dict(quotas) if quotas else NO_QUOTAS,
     )
 
 
@@ -56,49 +112,21 @@ def to_need(submitted: ActionSubmitted) -> EnvironmentNeed | None:
     return EnvironmentNeed(submitted.trajectory, runtime.kind, runtime.units(spec), image)
 
 
-def unschedulable(submitted: ActionSubmitted) -> str:
-    """Return what is wrong with an entry that the dispatcher must not receive; empty if nothing is.
-
-    The HTTP edge rejects all of this. But an entry stays in the journal until it is answered. So an entry that crashed
-    the leader, whoever wrote it, would crash every later leader too.
-    """
-    if not submitted.stages:
-        return "it has no stages"
-    for stage in submitted.stages:
-        for fewest, most in stage.cost.values():
-            if not 0 <= fewest <= most <= MOST_UNITS:
-                return f"stage {stage.name!r} asks for units that cannot be: {stage.cost}"
-        if not 0 < stage.timeout_s < math.inf:
-            return f"stage {stage.name!r} has no time limit that can be: {stage.timeout_s}"
-        if not all(0 <= amount < math.inf for amount in stage.quotas.values()):
-            return f"stage {stage.name!r} asks for amounts of quotas that cannot be: {stage.quotas}"
-        if wrong := _unscalable(stage):
-            return f"stage {stage.name!r} {wrong}"
-    if bool(submitted.trajectory) != (submitted.environment is not None):
-        return "an action of a trajectory, and no other, names its environment"
-    if submitted.trajectory and len(submitted.stages) != 1:
-        return f"an action of a trajectory has one stage, not {len(submitted.stages)}"
-    if submitted.environment is not None and not all_kinds().can_create(submitted.environment.image):
-        return f"no service declares a runtime for the image {submitted.environment.image!r}"
-    if not (math.isfinite(submitted.budget_s) and math.isfinite(submitted.priority)):
-        return f"its budget ({submitted.budget_s}) or priority ({submitted.priority}) is not finite"
-    return ""
-
-
-def _unscalable(stage: StageWork) -> str:
-    """Return what is wrong with its amounts and its elasticity; empty if nothing is."""
-    fewest, most = stage.cost.get(stage.pool.partition("@")[0], (0, 0))
+def _unscalable(
+    fewest: int, most: int, amounts: tuple[int, ...], elasticity: Elasticity | None, duration_s: float | None
+) -> str:
+    """Return what is wrong with a stage's amounts and its elasticity; empty if nothing is."""
     if most - fewest > MOST_AMOUNTS:
         return f"may have too many amounts of units: {fewest} to {most}"
-    if stage.amounts and (stage.amounts != tuple(sorted(set(stage.amounts))) or stage.amounts[0] != fewest):
-        return f"lists amounts that are not ascending from {fewest}: {stage.amounts}"
-    if stage.amounts and stage.amounts[-1] > most:
-        return f"lists amounts above {most}: {stage.amounts}"
-    if stage.duration_s is not None and not 0 < stage.duration_s < math.inf:
-        return f"has no duration that can be: {stage.duration_s}"
-    if stage.elasticity is not None and not _is_elasticity(stage.elasticity):
-        return f"has no elasticity that can be: {stage.elasticity}"
-    if stage.elasticity is not None and fewest < 1 <= most:
+    if amounts and (amounts != tuple(sorted(set(amounts))) or amounts[0] != fewest):
+        return f"lists amounts that are not ascending from {fewest}: {amounts}"
+    if amounts and amounts[-1] > most:
+        return f"lists amounts above {most}: {amounts}"
+    if duration_s is not None and not 0 < duration_s < math.inf:
+        return f"has no duration that can be: {duration_s}"
+    if elasticity is not None and not _is_elasticity(elasticity):
+        return f"has no elasticity that can be: {elasticity}"
+    if elasticity is not None and fewest < 1 <= most:
         return "scales from no unit at all"
     return ""
 
@@ -111,8 +139,14 @@ def _is_elasticity(scaling: Elasticity) -> bool:
 
 
 def to_request(entry: Entry[ActionSubmitted]) -> Request:
-    """Convert one entry. Times are on the scale of the journal's ids, seconds."""
+    """Convert one entry. Times are on the scale of the journal's ids, seconds.
+
+    Raises:
+        Unschedulable: the dispatcher must not receive it.
+    """
     submitted = entry.message
+    if wrong := _unacceptable(submitted):
+        raise Unschedulable(wrong)
     arrived_s = entry.at
     start_within_s = submitted.start_within_s
     return Request(
@@ -121,13 +155,28 @@ def to_request(entry: Entry[ActionSubmitted]) -> Request:
         task=submitted.task,
         batch=submitted.batch,
         arrival=arrival_of(entry.id),
-        stages=tuple(to_work(stage) for stage in submitted.stages),
+        stages=tuple([to_work(stage) for stage in submitted.stages]),
         deadline_s=arrived_s + submitted.budget_s,
         start_by_s=None if start_within_s is None else arrived_s + start_within_s,
         priority=submitted.priority,
         need=to_need(submitted),
         trajectory_priority=entry.priority,
     )
+
+
+def _unacceptable(submitted: ActionSubmitted) -> str:
+    """Return what is wrong with an entry as a whole; empty if nothing is."""
+    if not submitted.stages:
+        return "it has no stages"
+    if bool(submitted.trajectory) != (submitted.environment is not None):
+        return "an action of a trajectory, and no other, names its environment"
+    if submitted.trajectory and len(submitted.stages) != 1:
+        return f"an action of a trajectory has one stage, not {len(submitted.stages)}"
+    if submitted.environment is not None and not all_kinds().can_create(submitted.environment.image):
+        return f"no service declares a runtime for the image {submitted.environment.image!r}"
+    if not (math.isfinite(submitted.budget_s) and math.isfinite(submitted.priority)):
+        return f"its budget ({submitted.budget_s}) or priority ({submitted.priority}) is not finite"
+    return ""
 
 
 def to_end(outcome: Finished) -> Ended:

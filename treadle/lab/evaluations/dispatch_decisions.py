@@ -31,7 +31,7 @@ class DifferentCommands:
     """After the log's first call."""
     stimuli: list[str]
     then: list[Any] | str
-    """Commands, or `raised`."""
+    """Commands, their number if only that was kept, or `raised`."""
     again: list[Any] | str
     """Commands, or the error."""
 
@@ -121,26 +121,37 @@ def compare_dispatch(path: Path) -> DispatchComparison:
         made.first_at = made.first_at or call.now
         made.last_at = call.now
         made.stimuli.update(type(one).__name__ for one in call.given)
-        made.commands.update(_label(name, fields) for name, fields in call.commands or ())
         try:
             again: list[Any] | str = to_builtins(dispatcher.handle(call.now, *call.given))
         except Exception as error:  # noqa: BLE001  # what the policy raises is the result
             again = f"{type(error).__name__}: {error}"
-        if isinstance(again, str) and call.commands is None:
+        then = _then(call, again)
+        if isinstance(again, str) and then == RAISED:
             made.raised = again
             break
-        if again != call.commands:
-            _differ(made, call, again)
+        if not isinstance(then, str):
+            made.commands.update(_label(name, fields) for name, fields in then)
+        if again != then:
+            _differ(made, call, then, again)
             if isinstance(again, str):
                 break  # the state is not defined after an error
     made.torn = log.torn
     return made
 
 
-def _differ(made: DispatchComparison, call: LoggedCall, again: list[Any] | str) -> None:
+def _then(call: LoggedCall, again: list[Any] | str) -> list[Any] | str:
+    """Return what the log has of a call's result: commands (those made again, if it has their number), or a text."""
+    kept = call.commands
+    if kept is None:
+        return RAISED
+    if isinstance(kept, int):
+        return again if not isinstance(again, str) and len(again) == kept else f"{kept} commands"
+    return kept
+
+
+def _differ(made: DispatchComparison, call: LoggedCall, then: list[Any] | str, again: list[Any] | str) -> None:
     made.different += 1
     if made.first is None:
-        then = RAISED if call.commands is None else call.commands
         kinds = [type(one).__name__ for one in call.given]
         made.first = DifferentCommands(made.calls, call.now - made.first_at, kinds, then, again)
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.proxy.leader.requests import to_end, to_granted, to_need, to_request, to_work, unschedulable
+from services.proxy.leader.requests import Unschedulable, to_end, to_granted, to_need, to_request, to_work
 from shared.messages.environments import EnvironmentSpec
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import EnvironmentNeed, Grant
@@ -37,6 +37,30 @@ def test_only_the_amounts_of_a_set_may_be_granted() -> None:
 
 def test_a_fixed_amount_leaves_no_choice() -> None:
     assert to_work(cored(3, 3)).amounts == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "other"},
+        {"kind": "other"},
+        {"pool": "cores@other"},
+        {"cost": {"cores": (1, 7)}},
+        {"cost": {"cores": (2, 8)}},
+        {"timeout_s": 7.5},
+        {"repeatable": False},
+        {"amounts": (1, 8)},
+        {"elasticity": AMDAHL},
+        {"duration_s": 2.0},
+        {"quotas": {"search": 1.0}},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_only_stages_that_differ_in_nothing_but_parameters_share_a_value(other: dict[str, Any]) -> None:
+    first, params = cored(1, 8), msgspec.Raw(b'{"program": "pass"}')
+
+    assert to_work(msgspec.structs.replace(first, params=params)) is to_work(first)
+    assert to_work(msgspec.structs.replace(first, **other)) != to_work(first)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +106,8 @@ def test_other_actions_need_no_environment() -> None:
 def test_an_invalid_elasticity_is_unschedulable(wrong: dict[str, Any]) -> None:
     work = cored(1, 8, **wrong) if "cost" not in wrong else msgspec.structs.replace(stage(), **wrong)
 
-    assert "run" in unschedulable(submitted("a", work))
+    with pytest.raises(Unschedulable, match="run"):
+        to_request(journalled(submitted("a", work)))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +120,9 @@ def test_an_invalid_elasticity_is_unschedulable(wrong: dict[str, Any]) -> None:
     ],
 )
 def test_a_valid_elasticity_is_schedulable(right: dict[str, Any]) -> None:
-    assert unschedulable(submitted("a", cored(1, 8, **right))) == ""
+    request = to_request(journalled(submitted("a", cored(1, 8, **right))))
+
+    assert request.stages[0].elasticity == right.get("elasticity")
 
 
 def test_the_grant_that_begins_an_environment_describes_it() -> None:

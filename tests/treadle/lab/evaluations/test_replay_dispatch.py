@@ -60,8 +60,12 @@ PRIORITIES: tuple[Stimulus, ...] = (
 )
 
 
-def written(path: Path, story: tuple[Stimulus, ...] = STORY, *, mutated: bool = False, begins: int = 0) -> Path:
-    """The log of a story, from the stimulus `begins` on. `mutated`: a grant names another node."""
+def written(
+    path: Path, story: tuple[Stimulus, ...] = STORY, *, mutated: bool = False, begins: int = 0, more: int | None = None
+) -> Path:
+    """The log of a story, from the stimulus `begins` on. `mutated`: a grant names another node. `more`: only the
+    number of commands is kept, and it is so much larger.
+    """
     dispatcher = Dispatcher(specs=all_kinds().resources)
     segment = None
     for number, stimulus in enumerate(story):
@@ -71,7 +75,8 @@ def written(path: Path, story: tuple[Stimulus, ...] = STORY, *, mutated: bool = 
         if mutated:
             commands = [one._replace(node="m") if isinstance(one, Grant) else one for one in commands]
         if segment is not None:
-            segment.write([HandledCall(1000.0 + number, (stimulus,), commands)])
+            kept = commands if more is None else len(commands) + more
+            segment.write([HandledCall(1000.0 + number, (stimulus,), kept)])
     assert segment is not None
     segment.close()
     return path
@@ -95,7 +100,8 @@ def test_a_changed_priority_decides_again(tmp_path: Path, begins: int) -> None:
     """4: the change is in the state with which the segment begins."""
     path = written(tmp_path / "dispatch-7-1.log", PRIORITIES, begins=begins)
     *_, last = DispatchLogReader(path).calls()
-    assert [values[0] for name, values in last.commands or () if name == "Grant"] == ["c"]
+    assert isinstance(last.commands, list)
+    assert [values[0] for name, values in last.commands if name == "Grant"] == ["c"]
     done = replayed(path)
     assert (done.exit_code, "all the same" in done.stdout) == (0, True), done.stdout
 
@@ -118,6 +124,13 @@ def test_a_mutated_decision_is_found(tmp_path: Path) -> None:
     assert "'a', 'n'" in done.stdout
     first = json.loads(replayed(path, "--json").stdout)["first_difference"]
     assert (first["call"], first["then"][0][1][1], first["again"][0][1][1]) == (3, "m", "n")
+
+
+def test_a_log_with_the_number_of_commands_is_compared_by_it(tmp_path: Path) -> None:
+    same = json.loads(replayed(written(tmp_path / "a.log", more=0), "--json").stdout)
+    assert (same["same"], same["commands"]) == (True, {"AskInventory": 1, "Grant": 2})
+    done = replayed(written(tmp_path / "b.log", more=1))
+    assert (done.exit_code, "5 are different now" in done.stdout, "then 2 commands" in done.stdout) == (1, True, True)
 
 
 @pytest.mark.parametrize("cut", [1, 3, 9])

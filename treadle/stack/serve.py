@@ -24,7 +24,7 @@ from shared.runtime.settings import TreadleSettings, WrongSetting, load
 from treadle.stack.bounded_http import BoundedHttp
 from treadle.stack.hosts import HostCheck
 
-# Start-up garbage is frozen, so the collector ignores it. Then it examines young objects every 20,000 allocations
+# Start-up garbage is frozen, so the collector ignores it. Then it examines young objects every 10,000 allocations
 # (CPython's 700 costs a collection every few requests) and old ones rarely, because reference counts free what a
 # request leaves.
 GC_THRESHOLDS = (10_000, 5, 200)

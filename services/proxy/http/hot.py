@@ -74,12 +74,22 @@ def _expect(call: Call, action: str, otherwise: str) -> asyncio.Future[bytes]:
 
 
 async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: float) -> Reply:
+    # `asyncio.timeout` takes 5 us more of each call.
+    expiry = asyncio.get_running_loop().call_later(wait_s, _expire, future)
     try:
-        async with asyncio.timeout(wait_s):
-            return Reply(200, await future)
-    except TimeoutError:
-        async with read_deadline(call.proxy):
-            return await state_of(call, action)
+        answer = await future
+    finally:
+        expiry.cancel()
+    if answer:
+        return Reply(200, answer)
+    async with read_deadline(call.proxy):
+        return await state_of(call, action)
+
+
+def _expire(future: asyncio.Future[bytes]) -> None:
+    """End the wait of one caller without an answer."""
+    if not future.done():
+        future.set_result(b"")
 
 
 async def _accepted(call: Call, accepted: Accepted, trajectory: str) -> Reply:

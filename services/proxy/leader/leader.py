@@ -24,7 +24,7 @@ from services.proxy.leader.requests import Unschedulable, to_end, to_granted, to
 from services.proxy.leader.requests_under_way import RequestsUnderWay
 from services.proxy.leader.unanswered import Unanswered
 from services.proxy.leader.wakeup import Wakeup
-from services.proxy.metrics import ACT, ANSWERED, USED
+from services.proxy.metrics import ACT, ANSWERED_AS, USED
 from services.proxy.records.answering import compose, is_masked, observe_queueing, reports, usage_of
 from services.proxy.records.failures import MOST_REASON
 from shared.bus.connection import ValkeyClock
@@ -306,7 +306,7 @@ class Leader:
         kept = self.unanswered.pop(answer.action)
         now, arrived_s = self._clock.unix(), int(kept.entry.partition("-")[0]) / 1000
         body = compose(kept.submitted, kept.index, answer, kept.result, arrived_s, now)
-        ANSWERED.labels(answer.ended).inc()
+        ANSWERED_AS[answer.ended].inc()
         ACT.observe(now - arrived_s)
         USED.add(usage := usage_of(answer))
         observe_queueing(submitted := kept.submitted, answer)

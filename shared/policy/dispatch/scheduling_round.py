@@ -67,7 +67,7 @@ class SchedulingRound:
 
     def forbids(self, node: Node, action: ActionState) -> bool:
         """Return whether this work, started there now, would delay a blocked head."""
-        if any(one.forbids(self.cluster, node, action, self.now) for one in self.blocked):
+        if self.blocked and any(one.forbids(self.cluster, node, action, self.now) for one in self.blocked):
             return True
         if not self.cluster.queues.lanes.asleep:
             return False

@@ -42,6 +42,7 @@ SENT: Final = (
     "TrajectoryChange",
     "TrajectoryAction",
     "TenantWeight",
+    "Quota",
 )
 """Schemas of the bodies that the client sends."""
 RECEIVED: Final = (
@@ -54,6 +55,7 @@ RECEIVED: Final = (
     "BulkReceipt",
     "TrajectoryView",
     "TenantList",
+    "QuotaList",
 )
 """Schemas of the answers that the client reads."""
 BASES: Final = {"TaskView": "Task", "ResultLine": "Answer"}

@@ -6,7 +6,7 @@ from typing import Final, TypedDict
 
 from fastapi import FastAPI
 
-from services.proxy.http import batches, mesh, tasks, tenants
+from services.proxy.http import batches, mesh, quotas, tasks, tenants
 from services.proxy.http.hot import HOT_ROUTES
 from services.proxy.http.parking import PARKING_ROUTES
 from services.proxy.http.sandbox_fusion import RUN_CODE_ROUTES
@@ -19,7 +19,7 @@ Post reward requests and tool actions. Treadle queues them by the urgency of the
 pooled resources, and answers each exactly once. Errors are problem+json (RFC 9457) with an instruction.
 """
 
-ROUTERS: Final = (tasks.router, batches.router, mesh.router, tenants.router)
+ROUTERS: Final = (tasks.router, batches.router, mesh.router, tenants.router, quotas.router)
 """Routes behind FastAPI."""
 BARE_ROUTES: Final = [*HOT_ROUTES, *PARKING_ROUTES, *TRAJECTORY_ROUTES, *RUN_CODE_ROUTES, *SWEREX_ROUTES]
 """Routes in front of FastAPI, as bare ASGI: thousands of calls a second, or bodies that are streamed."""

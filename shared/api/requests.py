@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from shared.kinds.formulation import Duration, Name, Scaling, Units
+from shared.kinds.formulation import Duration, Name, QuotaAmounts, Scaling, Units
 from shared.policy.model.formulation import EndedAs
 
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -50,6 +50,8 @@ class ActionRequest(Closed, frozen=True, kw_only=True):
     m units the action takes T / (E(m) * m). Empty: more units do not help."""
     duration_s: Duration | None = None
     """T, seconds on one unit. Default: learned from earlier actions of this kind."""
+    quotas: QuotaAmounts = {}
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all."""
     node_class: Name = "default"
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
     """Execution limit. Queueing does not count."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from shared.api.requests import Closed, RequestId
-from shared.kinds.formulation import Duration, Name, Scaling, Units
+from shared.kinds.formulation import Duration, Name, QuotaAmounts, Scaling, Units
 from shared.messages.environments import EnvironmentSpec
 
 Group = Annotated[str, msgspec.Meta(max_length=200)]
@@ -62,6 +62,8 @@ class TrajectoryAction(Closed, frozen=True, kw_only=True):
     """Units -> efficiency E(m), or a model: {"model": "amdahl", "serial": s} or {"model": "power", "exponent": e}."""
     duration_s: Duration | None = None
     """T, seconds on one unit. Default: learned from earlier actions of this kind."""
+    quotas: QuotaAmounts = {}
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
     """Execution limit. Queueing and the creation of the environment do not count. At the limit the action is ended, and
     the environment continues."""

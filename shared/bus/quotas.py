@@ -14,7 +14,7 @@ from shared.bus.functions import call
 from shared.bus.holds import Change, pack
 from shared.bus.keys import Role
 from shared.messages.quotas import QUOTA_CHANGES, QuotaChanged
-from shared.policy.model.quotas import QuotaHold, QuotaLimits
+from shared.policy.model.quotas import Level, QuotaHold, QuotaLimits
 from shared.runtime.units import Epoch, Seconds
 
 _json = msgspec.json.Encoder().encode
@@ -64,6 +64,18 @@ class StoredQuotas(NamedTuple):
     holds: list[QuotaHold]
 
 
+class QuotaStatus(NamedTuple):
+    """A quota and what is taken of it, for people."""
+
+    limits: QuotaLimits
+    levels: dict[float | None, Level]
+    """Period -> level of its rate."""
+    held: float
+    """Amount that attempts hold."""
+    actions: int
+    """Number of these attempts."""
+
+
 async def change_holds(redis: Redis, epoch: Epoch, changes: Sequence[Change]) -> None:
     """Store changes of holds that no grant, answer or advance carries.
 
@@ -90,6 +102,27 @@ async def read_quotas(redis: Redis) -> StoredQuotas:
         [_read_level(field.decode(), value.decode()) for field, value in levels],
         [_read_hold(value) for _, value in holds],
     )
+
+
+async def read_names(redis: Redis) -> set[str]:
+    """Return the names of all quotas."""
+    return {name.decode() for name in await command(redis, "HKEYS", keys.QUOTAS)}
+
+
+async def read_statuses(redis: Redis, *names: str) -> dict[str, QuotaStatus]:
+    """Return the quotas of these names, or all, with what is taken. O(quotas + attempts that hold some)."""
+    stored = await read_quotas(redis)
+    wanted = {name: limits for name, limits in stored.limits.items() if not names or name in names}
+    statuses = {name: QuotaStatus(limits, {}, 0.0, 0) for name, limits in wanted.items()}
+    for level in stored.levels:
+        if level.quota in statuses:
+            statuses[level.quota].levels[level.period_s] = Level(level.used, level.at_s)
+    for hold in stored.holds:
+        for name, amount in hold.amounts.items():
+            if name in statuses:
+                one = statuses[name]
+                statuses[name] = one._replace(held=one.held + amount, actions=one.actions + 1)
+    return statuses
 
 
 async def expire_levels(redis: Redis, epoch: Epoch, now: Seconds) -> list[StoredLevel]:

@@ -21,6 +21,10 @@ from shared.runtime.validation import explain
 
 MOST_UNITS: Final = 1024
 MOST_DURATION_S: Final = 86_400.0
+MOST_AMOUNT: Final = 1e9
+"""Most that one action takes of a quota."""
+MOST_QUOTAS: Final = 8
+"""Most quotas from which one action takes."""
 
 Name = Annotated[str, msgspec.Meta(pattern=whole(NAME))]
 """Letters, digits, dot, dash, underscore; at most 64."""
@@ -41,6 +45,11 @@ Scaling = Annotated[
 ]
 """Elasticity, in bodies of hot routes."""
 Duration = Annotated[float, msgspec.Meta(gt=0, le=MOST_DURATION_S)]
+QuotaAmounts = Annotated[
+    Mapping[Name, Annotated[float, msgspec.Meta(gt=0, le=MOST_AMOUNT)]],
+    msgspec.Meta(max_length=MOST_QUOTAS, examples=[{"search": 1}, {"judge": 1, "judge-tokens": 800}]),
+]
+"""Quota -> amount, in bodies of hot routes."""
 
 
 class Choice(Protocol):

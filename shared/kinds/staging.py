@@ -12,6 +12,7 @@ from shared.kinds.formulation import Amount, Formulation, formulated
 from shared.kinds.plain import check_plain
 from shared.kinds.spec import KindSpec, Params
 from shared.messages.actions import StageWork
+from shared.policy.model.quotas import NO_QUOTAS
 from shared.runtime.errors import BadRequest
 from shared.runtime.validation import decoded
 
@@ -74,6 +75,7 @@ class StageForm(NamedTuple):
         timeout_score: float | None = None,
         error_score: float = 0.0,
         exception_score: float | None = None,
+        quotas: Mapping[str, float] = NO_QUOTAS,
     ) -> StageWork:
         """Return the stage. `params`: JSON that has been checked."""
         return StageWork(
@@ -90,6 +92,7 @@ class StageForm(NamedTuple):
             duration_s=duration_s,
             error_score=error_score,
             exception_score=exception_score,
+            quotas=dict(quotas),
         )
 
 
@@ -123,6 +126,8 @@ class SingleAction(Protocol):
     @property
     def duration_s(self) -> float | None: ...
     @property
+    def quotas(self) -> Mapping[str, float]: ...
+    @property
     def timeout_s(self) -> float: ...
 
 
@@ -143,4 +148,6 @@ def single_stage(spec: KindSpec, request: SingleAction, node_class: str) -> Stag
         form.check_units(params)
     except ValueError as error:
         raise BadRequest(what=str(error)) from error
-    return form.stage(bytes(request.params), timeout_s=request.timeout_s, duration_s=request.duration_s)
+    return form.stage(
+        bytes(request.params), timeout_s=request.timeout_s, duration_s=request.duration_s, quotas=request.quotas
+    )

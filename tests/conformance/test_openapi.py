@@ -69,6 +69,7 @@ async def test_the_proxy_keeps_to_its_document(proxy: Service, http: aiohttp.Cli
     action = await post(http, "/v1/actions?wait=1", {"kind": "noop", "request_id": "known"})
     trajectory = (await post(http, "/v1/trajectories", {"environment": {"memory_mb": 64}}))["id"]
     known = {"task": "known", "batch": batch, "id": action["id"], "tenant": "default", "trajectory": trajectory}
+    known["quota"] = "search"
     command = [
         str(Path(sys.executable).parent / "schemathesis"),
         *("run", f"{proxy.url}/openapi.json", "--no-color", "--warnings", "off"),
@@ -114,6 +115,10 @@ ROUTES = [
     ("GET", "/v1/tenants/{tenant}", None),
     ("PUT", "/v1/tenants/{tenant}", {"weight": 2.0}),
     ("DELETE", "/v1/tenants/{tenant}", None),
+    ("GET", "/v1/quotas", None),
+    ("GET", "/v1/quotas/{quota}", None),
+    ("PUT", "/v1/quotas/{quota}", {"concurrency": 2}),
+    ("DELETE", "/v1/quotas/{quota}", None),
     ("POST", "/v1/actions/{id}/resume", None),
     ("POST", "/v1/trajectories", {}),
     ("GET", "/v1/trajectories", None),
@@ -137,6 +142,7 @@ ROUTES = [
 
 async def test_while_valkey_is_away_every_route_answers_retry_after(stack_home: Path) -> None:
     names = {"task": "known", "batch": "b0", "id": "a" * 12, "trajectory": "t" + "0" * 16, "tenant": "ada"}
+    names["quota"] = "search"
     with running_valkey(stack_home) as url, running_service("proxy", url, PROXY_SUBMIT_RETRY_S="0.2") as proxy:
         await until(lambda: is_ready(proxy))
         with redis.Redis.from_url(url) as client:

@@ -34,6 +34,7 @@ BEGINS_NONE = {
     "/v1/actions/{id}/resume",
     "/v1/tasks/{task}",
     "/v1/tenants/{tenant}",
+    "/v1/quotas/{quota}",
     "/v1/trajectories/{trajectory}",
     "/v1/batches/{batch}/progress",
     "/v1/batches/{batch}/seal",

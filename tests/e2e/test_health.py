@@ -35,6 +35,8 @@ READS = [
     "/v1/tasks/known",
     "/v1/tenants",
     "/v1/tenants/known",
+    "/v1/quotas",
+    "/v1/quotas/known",
     "/v1/batches",
     "/v1/batches/{batch}",
     "/v1/batches/{batch}/results",

@@ -44,6 +44,7 @@ async def play(mesh: OneNodeMesh) -> list[Json]:
 
         watching = asyncio.create_task(watch())
         trajectories = [await trainer.open(memory_mb=64) for _ in range(ENVIRONMENTS)]
+        await asyncio.gather(*(trainer.bash(one, "true") for one in trajectories))  # else cores idle meanwhile
         answers = await asyncio.gather(*(episode(trainer, client, one) for one in trajectories))
         assert not watching.done(), "it has watched all the time"
         watching.cancel()

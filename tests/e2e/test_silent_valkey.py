@@ -28,16 +28,23 @@ OTHERS: dict[str, Json] = {
     "/v1/actions/{id}/resume": {},
     "/v1/tasks/{task}": TASK,
     "/v1/tenants/{tenant}": {"weight": 2.0},
+    "/v1/quotas/{quota}": {"concurrency": 2},
     "/v1/trajectories/{trajectory}": {"priority": 1.0},
     "/v1/batches/{batch}/progress": {"generating": 1},
     "/v1/batches/{batch}/seal": {},
     "/v1/trajectories/{trajectory}/swerex/close": {},
 }
-METHODS = {"/v1/tasks/{task}": "PUT", "/v1/tenants/{tenant}": "PUT", "/v1/trajectories/{trajectory}": "PATCH"}
+METHODS = {
+    "/v1/tasks/{task}": "PUT",
+    "/v1/tenants/{tenant}": "PUT",
+    "/v1/quotas/{quota}": "PUT",
+    "/v1/trajectories/{trajectory}": "PATCH",
+}
 """Methods of `OTHERS` if not POST."""
 DELETED = (
     "/v1/tasks/{task}",
     "/v1/tenants/{tenant}",
+    "/v1/quotas/{quota}",
     "/v1/batches/{batch}",
     "/v1/actions/{action}",
     "/v1/trajectories/{trajectory}",
@@ -92,6 +99,7 @@ async def opened(http: aiohttp.ClientSession, name: str) -> dict[str, str]:
     action = await post("/v1/actions", {"kind": "noop"})
     return {
         "tenant": "default",
+        "quota": "search",
         "task": name,
         "batch": await post(f"/v1/tasks/{name}/batches", {}),
         "action": action,

@@ -1,42 +1,18 @@
 """``treadle tenants``."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, TypeVar
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 import typer
 
-from treadle.cli.proxy import check_proxy, exit_status, proxy_url
+from treadle.cli.groups import AsJson, GroupOptions, Url
+from treadle.cli.proxy import exit_status
 from treadle.cli.up import Home
 from treadle.client.answers import TenantView
-from treadle.client.asynchronous import AsyncTreadle
 
-T = TypeVar("T")
-
-Url = Annotated[str | None, typer.Option(help="The proxy. [default: TREADLE_URL, or the stack that is up]")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the tenant.", show_default=False)]
-
-
-@dataclass(frozen=True, slots=True)
-class TenantsOptions:
-    """Options that each command has. Those before the command's name hold for it too."""
-
-    url: str | None
-    home: Path | None
-    as_json: bool
-
-    @classmethod
-    def of(cls, context: typer.Context, url: str | None, home: Path | None, as_json: bool) -> "TenantsOptions":
-        """Return the options of a command, where it has none those of the group."""
-        given: TenantsOptions = context.obj
-        source = context.get_parameter_source("home")
-        own_home = source is not None and source.name == "COMMANDLINE"  # TREADLE_HOME does not replace the group's
-        return cls(url or given.url, home if own_home else given.home, as_json or given.as_json)
 
 
 def register(app: typer.Typer) -> None:
@@ -51,10 +27,10 @@ def tenants(context: typer.Context, as_json: AsJson = False, url: Url = None, ho
     While several tenants have waiting work, each gets units in proportion to its weight. A tenant without one has
     weight 1. Exit status: 2 the name or the weight is wrong; 3 no stack answers.
     """
-    context.obj = TenantsOptions(url, home, as_json)
+    context.obj = options = GroupOptions(url, home, as_json)
     if context.invoked_subcommand is None:
         with exit_status("tenants"):
-            _show(_call(context.obj, lambda client: client.tenants.weights()), as_json)
+            _show(options.call(lambda client: client.tenants.weights()), as_json)
 
 
 def set_weight(
@@ -69,27 +45,18 @@ def set_weight(
 
     It applies to grants after it, within a few seconds.
     """
-    options = TenantsOptions.of(context, url, home, as_json)
+    options = GroupOptions.of(context, url, home, as_json)
     with exit_status("tenants set"):
-        view = _call(options, lambda client: client.tenants.set_weight(name, weight))
+        view = options.call(lambda client: client.tenants.set_weight(name, weight))
         typer.echo(msgspec.json.encode(view) if options.as_json else f"{view.name} has weight {view.weight:g}")
 
 
 def delete(context: typer.Context, name: Name, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:
     """Reset a tenant's weight to 1. Its work and its answers stay."""
-    options = TenantsOptions.of(context, url, home, as_json)
+    options = GroupOptions.of(context, url, home, as_json)
     with exit_status("tenants delete"):
-        _call(options, lambda client: client.tenants.reset_weight(name))
+        options.call(lambda client: client.tenants.reset_weight(name))
         typer.echo(json.dumps({"name": name, "weight": 1.0}) if options.as_json else f"{name} has weight 1")
-
-
-def _call(options: TenantsOptions, call: Callable[[AsyncTreadle], Awaitable[T]]) -> T:
-    async def called() -> T:
-        async with AsyncTreadle(proxy_url(options.url, options.home)) as client:
-            await check_proxy(client)
-            return await call(client)
-
-    return asyncio.run(called())
 
 
 def _show(views: Sequence[TenantView], as_json: bool) -> None:

@@ -286,3 +286,41 @@ class TenantList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tenants whose weight was set, by name."""
 
     tenants: list[TenantView]
+
+
+class QuotaRateView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rate and what was taken of it."""
+
+    limit: float
+    """Amount per period. 0 gives nothing, so work waits, or is stuck with that reason."""
+    taken: float
+    """Amount that is missing from the full rate now."""
+    free: float
+    """Amount that could be taken now."""
+    full_at: float | None
+    """Unix seconds at which nothing will be missing if nothing more is taken; null: never."""
+    burst: float | None = None
+    """Most that is given at once after a pause. Default: `limit`. In every window of w seconds the rate gives at most
+    burst + limit * w / period_s."""
+    period_s: float | None = None
+    """Seconds. What was taken is refilled evenly, `limit` in each period. Null: never refilled, as for money."""
+    unit: str = ""
+    """Name of what is counted, for people: `usd`, `tokens`."""
+
+
+class QuotaView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A quota, and what granted actions have taken of it."""
+
+    name: str
+    concurrency: float | None
+    held: float
+    """Amount that granted actions hold now."""
+    actions: int
+    """Number of these actions."""
+    rates: list[QuotaRateView]
+
+
+class QuotaList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All quotas, by name."""
+
+    quotas: list[QuotaView]

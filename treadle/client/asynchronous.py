@@ -15,18 +15,10 @@ import msgspec
 
 from treadle.client import bulk
 from treadle.client.actions import run_action
-from treadle.client.answers import (
-    Answer,
-    BatchView,
-    BulkReceipt,
-    NodeList,
-    NodeView,
-    ProgressReceipt,
-    Result,
-    TaskView,
-)
+from treadle.client.answers import Answer, BatchView, BulkReceipt, NodeList, NodeView, ProgressReceipt, Result, TaskView
 from treadle.client.errors import TreadleError
 from treadle.client.graded import GradedBatch, NoProgress, ProgressListener
+from treadle.client.quotas import AsyncQuotas
 from treadle.client.requests import (
     ActionKind,
     ActionRequest,
@@ -87,6 +79,7 @@ class AsyncTreadle:
         self._transport = Transport(url, tenant, retry_policy or RetryPolicy(), read_timeout_s, rng)
         self.trajectories = AsyncTrajectories(self._transport)
         self.tenants = AsyncTenants(self._transport)
+        self.quotas = AsyncQuotas(self._transport)
 
     @property
     def url(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from treadle.client.asynchronous import CANCEL_S, AsyncTreadle
+from treadle.client.quotas import AsyncQuotas
 from treadle.client.retry import RetryPolicy
 from treadle.client.tenants import AsyncTenants
 from treadle.client.trajectories import AsyncTrajectories
@@ -128,6 +129,15 @@ class Tenants(_Twin):
     reset_weight = _blocking(AsyncTenants.reset_weight)
 
 
+class Quotas(_Twin):
+    """Quotas of one mesh."""
+
+    all = _blocking(AsyncQuotas.all)
+    view = _blocking(AsyncQuotas.view)
+    set = _blocking(AsyncQuotas.set)
+    delete = _blocking(AsyncQuotas.delete)
+
+
 class Treadle(_Twin):
     """Client of one mesh. Threads may share it.
 
@@ -149,6 +159,7 @@ class Treadle(_Twin):
         self.url = twin.url
         self.trajectories = Trajectories(twin.trajectories, self._thread)
         self.tenants = Tenants(twin.tenants, self._thread)
+        self.quotas = Quotas(twin.quotas, self._thread)
 
     probe = _blocking(AsyncTreadle.probe)
     nodes = _blocking(AsyncTreadle.nodes)

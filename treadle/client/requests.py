@@ -21,6 +21,9 @@ Elasticity = Mapping[str, float | str]
 """Elasticity: with m units the work takes T / (E(m) * m). Either units -> efficiency E(m), or a model: `amdahl` with
 `serial`, or `power` with `exponent`. Empty: more units do not help."""
 
+QuotaAmounts = Mapping[str, float]
+"""Quota -> amount that an action takes from it."""
+
 AmountRange = Sequence[int]
 """The fewest and the most units."""
 
@@ -53,6 +56,8 @@ class StageTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     node_class: str = "default"
     params: Mapping[str, Any] = {}
     """Parameters of all requests. A request's own parameters override them."""
+    quotas: QuotaAmounts = {}
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all."""
     timeout_s: float = 30.0
     """Execution limit. Queueing does not count."""
     timeout_score: float | None = None
@@ -133,6 +138,8 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     params: Mapping[str, Any] = {}
     priority: float = 0.0
     """Seconds by which it goes later in the order, negative for earlier."""
+    quotas: QuotaAmounts = {}
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all."""
     request_id: str | None = None
     timeout_s: float = 60.0
     """Execution limit. Queueing does not count."""
@@ -223,6 +230,8 @@ class TrajectoryAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     params: Mapping[str, Any] = {}
     priority: float = 0.0
     """Seconds by which it goes later in the order, negative for earlier. That of its trajectory is added."""
+    quotas: QuotaAmounts = {}
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all."""
     request_id: str | None = None
     """Your own id, unique in the trajectory. A repeat with the same id returns the first answer."""
     timeout_s: float = 60.0
@@ -239,3 +248,26 @@ class TenantWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     weight: float
     """Share of the mesh while several tenants have waiting work: a tenant of weight 2 gets twice the unit-seconds of a
     tenant of weight 1. From 0.001 to 1000."""
+
+
+class QuotaRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Limit of the amount that is taken over time."""
+
+    limit: float
+    """Amount per period. 0 gives nothing, so work waits, or is stuck with that reason."""
+    burst: float | None = None
+    """Most that is given at once after a pause. Default: `limit`. In every window of w seconds the rate gives at most
+    burst + limit * w / period_s."""
+    period_s: float | None = None
+    """Seconds. What was taken is refilled evenly, `limit` in each period. Null: never refilled, as for money."""
+    unit: str = ""
+    """Name of what is counted, for people: `usd`, `tokens`."""
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Limits of a quota. All of them hold at once, and an action takes the same amount from each."""
+
+    concurrency: float | None = None
+    """Most that granted actions hold together, from the grant to the end of the attempt."""
+    rates: Sequence[QuotaRate] = []
+    """Limits over time, one for each period."""

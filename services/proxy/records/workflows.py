@@ -76,6 +76,7 @@ class PreparedStage:
             duration_s=self.template.duration_s,
             error_score=self.template.error_score or 0.0,
             exception_score=self.template.exception_score,
+            quotas=self.template.quotas,
         )
 
 

@@ -22,6 +22,8 @@ class Rate(NamedTuple):
     """None: no refill, as for money."""
     burst: float | None = None
     """Most that can be taken at once; None: `limit`."""
+    unit: str = ""
+    """Name of what is counted, for people."""
 
     @property
     def most(self) -> float:

@@ -41,6 +41,7 @@ class Asked:
     units: dict[str, Any] | None = None
     elasticity: dict[str, float | str] = field(default_factory=dict)
     duration_s: float | None = None
+    quotas: dict[str, float] = field(default_factory=dict)
     timeout_s: float = 9.0
 
 
@@ -65,9 +66,11 @@ def test_defaults_come_from_the_declaration() -> None:
 def test_a_callers_units_and_elasticity_are_formulated() -> None:
     request = asked(prompt="p")
     request.units, request.elasticity, request.duration_s = {"gpus": [1, 4]}, {"model": "amdahl", "serial": 0.5}, 3.0
+    request.quotas = {"judge": 1, "judge-tokens": 800}
 
     stage = single_stage(JUDGE, request, "any")
 
+    assert stage.quotas == {"judge": 1, "judge-tokens": 800}
     assert (stage.cost, stage.elasticity, stage.duration_s) == ({"gpus": (1, 4)}, Elasticity("amdahl", serial=0.5), 3.0)
 
 

@@ -31,6 +31,7 @@ _TAGS = {
     "swe-rex": "Trajectories for SWE-ReX's client.",
     "sandbox fusion": "Programs for SandboxFusion's clients.",
     "tenants": "Weights of tenants.",
+    "quotas": "Slots and rates that belong to no node, such as those of an external API.",
     "mesh": "Nodes, pools, plans and health.",
     "service": "Probes and metrics.",
 }

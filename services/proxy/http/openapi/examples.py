@@ -37,10 +37,19 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "post_action": {
         "asserts": {"kind": "code.asserts", "params": _REWARD["params"]},
         "a program": {"kind": "code.run", "params": {"code": "print(6 * 7)"}, "units": {"cores": [1, 4]}},
+        "a core and a slot": {"kind": "code.run", "params": {"code": "print(6 * 7)"}, "quotas": {"search": 1}},
         "nothing": {"kind": "noop"},
     },
     "park_action": {"a model call": {"reason": "waits for a model call"}},
     "put_tenant": {"twice the share": {"weight": 2.0}},
+    "put_quota": {
+        "a search API": {
+            "concurrency": 32,
+            "rates": [{"limit": 10, "period_s": 1, "burst": 10}, {"limit": 1000, "period_s": 86400}],
+        },
+        "tokens a minute": {"rates": [{"limit": 200000, "period_s": 60, "unit": "tokens"}]},
+        "a budget": {"rates": [{"limit": 50, "unit": "usd"}]},
+    },
     "post_reward": {"one sample": {"task": "humaneval", **_REWARD}},
     "post_rewards": {"one line": '{"params": {"code": "def f(): return 1", "tests": "assert f() == 1"}}\n'},
     "post_trajectory": {"a local environment": {"environment": {"memory_mb": 256}, "group": "issue-12"}},

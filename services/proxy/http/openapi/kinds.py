@@ -1,7 +1,7 @@
 """Schemas of actions: one named variant for each kind, with the discriminator `kind`.
 
-Also units and elasticity (`shared/kinds/formulation`), which tasks, actions and trajectories share. Elasticity is one
-object instead of a union: no property distinguishes all of its forms, and Go's clients reject `{}` for a union.
+Also units, elasticity and quotas (`shared/kinds/formulation`), which tasks, actions and trajectories share. Elasticity
+is one object instead of a union: no property distinguishes all of its forms, and Go's clients reject `{}` for a union.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from services.proxy.http.openapi.schemas import REF, Schema, closed, describe_fields, nullable, ref
-from shared.kinds.formulation import MOST_UNITS
+from shared.kinds.formulation import MOST_AMOUNT, MOST_QUOTAS, MOST_UNITS
 from shared.kinds.registry import all_kinds
 from shared.kinds.spec import KindSpec
 from shared.runtime.patterns import NAME
@@ -46,6 +46,14 @@ COST_SCHEMAS: dict[str, Schema] = {
     },
     "AmountSet": closed(("any_of",), any_of={"type": "array", "items": _whole(1), "minItems": 1})
     | {"description": "Allowed amounts. No other amount is granted."},
+    "QuotaAmounts": {
+        "type": "object",
+        "description": "Quota -> amount that an action takes from it.",
+        "propertyNames": {"pattern": NAME},
+        "additionalProperties": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_AMOUNT},
+        "maxProperties": MOST_QUOTAS,
+        "examples": [{"search": 1}, {"judge": 1, "judge-tokens": 800}],
+    },
     "Elasticity": {
         "type": "object",
         "description": "Elasticity: with m units the work takes T / (E(m) * m). Either units -> efficiency E(m), or "
@@ -67,7 +75,7 @@ COST_SCHEMAS: dict[str, Schema] = {
 
 
 def kind_schemas() -> dict[str, Schema]:
-    """Return the schemas that tasks and actions share: units, elasticity, and the names of all kinds."""
+    """Return the schemas that tasks and actions share: units, elasticity, quotas, and the names of all kinds."""
     names = {"type": "string", "description": "Kind of an action.", "enum": list(all_kinds().plain)}
     return {"ActionKind": names, **COST_SCHEMAS}
 
@@ -99,8 +107,9 @@ def struct_schemas(types: Iterable[type[Any]]) -> dict[str, Schema]:
 
 
 def write_costs(schema: Schema) -> None:
-    """Refer to the shared schemas in the properties `units` and `elasticity`."""
-    for name, shared in (("units", nullable(ref("Units"))), ("elasticity", ref("Elasticity"))):
+    """Refer to the shared schemas in the properties `units`, `elasticity` and `quotas`."""
+    forms = {"units": nullable(ref("Units")), "elasticity": ref("Elasticity"), "quotas": ref("QuotaAmounts")}
+    for name, shared in forms.items():
         text = schema["properties"][name].get("description", "")
         schema["properties"][name] = {**shared, "description": text}
 

@@ -1,0 +1,94 @@
+"""/v1/quotas: read, set and delete quotas. They concern all tenants, so they are the operator's.
+
+There are no keys yet, so any caller may set them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Response
+
+from services.proxy.state import CurrentState
+from shared.api.quotas import Quota, QuotaList, QuotaRateView, QuotaView
+from shared.bus import quotas
+from shared.bus.quotas import QuotaStatus
+from shared.policy.model.quotas import Rate
+from shared.runtime.app import problem_responses
+from shared.runtime.errors import BadRequest, NotFound
+from shared.runtime.patterns import NAME
+from shared.runtime.units import Seconds
+
+router = APIRouter(prefix="/v1/quotas", tags=["quotas"])
+
+MOST_QUOTAS: Final = 1_000
+"""Most quotas. A new leader and `GET /v1/quotas` read all of them."""
+
+QuotaName = Annotated[str, Path(pattern=NAME, description="Name of the quota, as in `quotas` of actions and stages.")]
+
+
+@router.get("", summary="All quotas", responses=problem_responses(503))
+async def list_quotas(proxy: CurrentState) -> QuotaList:
+    now = proxy.clock.unix()
+    found = await quotas.read_statuses(proxy.redis)
+    return QuotaList(quotas=[_view(name, found[name], now) for name in sorted(found)])
+
+
+@router.put(
+    "/{quota}",
+    summary="Create or change a quota",
+    responses=problem_responses(413, 422, 503),
+    openapi_extra={"x-codegen-request-body-name": "body"},
+)
+async def put_quota(quota: QuotaName, body: Quota, proxy: CurrentState) -> QuotaView:
+    """Actions name it in `quotas`. What is taken stays taken: after a lower limit nothing is granted until enough has
+    ended or was refilled. A change applies to grants after it, within a second.
+    """
+    known = await quotas.read_names(proxy.redis)
+    if quota not in known and len(known) >= MOST_QUOTAS:
+        what = f"there are {MOST_QUOTAS} quotas, which is the most; delete one with DELETE /v1/quotas/NAME"
+        raise BadRequest(what=what)
+    await quotas.set_quota(proxy.redis, quota, body.limits)
+    return await get_quota(quota, proxy)
+
+
+@router.get("/{quota}", summary="One quota", responses=problem_responses(404, 422, 503))
+async def get_quota(quota: QuotaName, proxy: CurrentState) -> QuotaView:
+    now = proxy.clock.unix()
+    status = (await quotas.read_statuses(proxy.redis, quota)).get(quota)
+    if status is None:
+        raise NotFound("quota", quota, "create it with PUT /v1/quotas/NAME")
+    return _view(quota, status, now)
+
+
+@router.delete("/{quota}", status_code=204, summary="Delete a quota", responses=problem_responses(422, 503))
+async def delete_quota(quota: QuotaName, proxy: CurrentState) -> Response:
+    """Work that needs it is stuck until a quota of this name exists again. What was taken of its rates counts then."""
+    await quotas.set_quota(proxy.redis, quota, None)
+    return Response(status_code=204)
+
+
+def _view(name: str, status: QuotaStatus, now: Seconds) -> QuotaView:
+    limits = status.limits
+    return QuotaView(
+        name=name,
+        concurrency=min(limits.concurrency, default=None),
+        held=status.held,
+        actions=status.actions,
+        rates=[_rate(rate, status, now) for rate in limits.rates],
+    )
+
+
+def _rate(rate: Rate, status: QuotaStatus, now: Seconds) -> QuotaRateView:
+    level = status.levels.get(rate.period_s)
+    taken = level.at(now, rate) if level is not None else 0.0
+    full_at = now + taken / rate.per_s if rate.per_s else None if taken else now
+    return QuotaRateView(
+        limit=rate.limit,
+        period_s=rate.period_s,
+        burst=rate.burst,
+        unit=rate.unit,
+        taken=taken,
+        free=max(0.0, rate.most - taken),
+        full_at=full_at,
+    )

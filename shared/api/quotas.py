@@ -1,0 +1,86 @@
+"""Bodies of `/v1/quotas`: resources that belong to no node, such as slots and rates of an external API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Self
+
+from pydantic import Field, model_validator
+
+from shared.api.tasks import Model, Name
+from shared.policy.model.quotas import QuotaLimits, Rate
+
+MOST_RATES: Final = 8
+"""Most rates of one quota."""
+MOST_LIMIT: Final = 1e12
+MOST_PERIOD_S: Final = 366 * 86_400.0
+
+Limit = Annotated[float, Field(ge=0, le=MOST_LIMIT)]
+
+
+class QuotaRate(Model):
+    """Limit of the amount that is taken over time."""
+
+    limit: Limit
+    """Amount per period. 0 gives nothing, so work waits, or is stuck with that reason."""
+    period_s: Annotated[float, Field(gt=0, le=MOST_PERIOD_S)] | None = None
+    """Seconds. What was taken is refilled evenly, `limit` in each period. Null: never refilled, as for money."""
+    burst: Limit | None = None
+    """Most that is given at once after a pause. Default: `limit`. In every window of w seconds the rate gives at most
+    burst + limit * w / period_s."""
+    unit: Annotated[str, Field(max_length=32)] = ""
+    """Name of what is counted, for people: `usd`, `tokens`."""
+
+
+class Quota(Model):
+    """Limits of a quota. All of them hold at once, and an action takes the same amount from each."""
+
+    concurrency: Limit | None = None
+    """Most that granted actions hold together, from the grant to the end of the attempt."""
+    rates: Annotated[list[QuotaRate], Field(max_length=MOST_RATES)] = []
+    """Limits over time, one for each period."""
+
+    @property
+    def limits(self) -> QuotaLimits:
+        """Its limits for the leader's ledger."""
+        return QuotaLimits(
+            () if self.concurrency is None else (self.concurrency,),
+            tuple(Rate(rate.limit, rate.period_s, rate.burst, rate.unit) for rate in self.rates),
+        )
+
+    @model_validator(mode="after")
+    def _limited(self) -> Self:
+        if self.concurrency is None and not self.rates:
+            raise ValueError('a quota has `concurrency`, `rates` or both: {"rates": [{"limit": 10, "period_s": 1}]}')
+        periods = [rate.period_s for rate in self.rates]
+        if len(set(periods)) < len(periods):
+            raise ValueError("two rates have the same `period_s`; keep the lower one")
+        return self
+
+
+class QuotaRateView(QuotaRate):
+    """A rate and what was taken of it."""
+
+    taken: float
+    """Amount that is missing from the full rate now."""
+    free: float
+    """Amount that could be taken now."""
+    full_at: float | None
+    """Unix seconds at which nothing will be missing if nothing more is taken; null: never."""
+
+
+class QuotaView(Model):
+    """A quota, and what granted actions have taken of it."""
+
+    name: Name
+    concurrency: float | None
+    held: float
+    """Amount that granted actions hold now."""
+    actions: int
+    """Number of these actions."""
+    rates: list[QuotaRateView]
+
+
+class QuotaList(Model):
+    """All quotas, by name."""
+
+    quotas: list[QuotaView]

@@ -1,0 +1,110 @@
+"""/v1/quotas: limits are set, read and deleted; errors contain the correction; actions name quotas."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import pytest
+from redis.asyncio import Redis
+
+from services.proxy.app import create_app
+from services.proxy.http import quotas as routes
+from services.proxy.settings import ProxySettings
+from shared.bus import quotas
+from shared.policy.model.quotas import QuotaLimits, Rate
+from tests.services.proxy.in_process import serving
+
+SEARCH = {"concurrency": 32, "rates": [{"limit": 10, "period_s": 1, "burst": 5}, {"limit": 50, "unit": "usd"}]}
+
+
+@pytest.fixture
+async def http(redis_url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    settings = ProxySettings.model_validate({"treadle": {"redis_url": redis_url}})
+    async with serving(create_app(settings)) as url, aiohttp.ClientSession(url) as session:
+        yield session
+
+
+async def ask(http: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async with http.request(method, path, json=body) as reply:
+        return reply.status, await reply.json() if await reply.read() else None
+
+
+def view(**rest: Any) -> dict[str, Any]:
+    return {"name": "search", "concurrency": None, "held": 0.0, "actions": 0, "rates": [], **rest}
+
+
+async def test_a_quota_is_set_read_and_deleted(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    assert await ask(http, "GET", "/v1/quotas") == (200, {"quotas": []})
+    status, problem = await ask(http, "GET", "/v1/quotas/search")
+    assert (status, "PUT /v1/quotas/NAME" in problem["detail"]) == (404, True)
+    status, set_view = await ask(http, "PUT", "/v1/quotas/search", SEARCH)
+    now = set_view["rates"][0].pop("full_at")
+    assert now > 1e9, "Unix seconds: nothing is missing now"
+    assert set_view["rates"][1].pop("full_at") == pytest.approx(now)
+    second = {"limit": 10.0, "period_s": 1.0, "burst": 5.0, "unit": "", "taken": 0.0, "free": 5.0}
+    money = {"limit": 50.0, "period_s": None, "burst": None, "unit": "usd", "taken": 0.0, "free": 50.0}
+    assert (status, set_view) == (200, view(concurrency=32.0, rates=[second, money]))
+    stored = await quotas.read_quotas(valkey)
+    rates = (Rate(10.0, 1.0, 5.0), Rate(50.0, unit="usd"))
+    assert stored.limits == {"search": QuotaLimits((32.0,), rates)}
+    assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 0}))[1] == view(concurrency=0.0)
+    assert (await ask(http, "GET", "/v1/quotas"))[1] == {"quotas": [view(concurrency=0.0)]}
+    assert await ask(http, "DELETE", "/v1/quotas/search") == (204, None)
+    assert await ask(http, "DELETE", "/v1/quotas/search") == (204, None), "it is safe to repeat"
+    assert (await ask(http, "GET", "/v1/quotas/search"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("search", {}, "a quota has `concurrency`, `rates` or both"),
+        ("search", {"rates": []}, "a quota has `concurrency`, `rates` or both"),
+        ("search", {"concurrency": -1}, "concurrency: must be at least 0"),
+        ("search", {"concurrency": "2"}, "concurrency"),
+        ("search", {"rates": [{"limit": -1}]}, "must be at least 0"),
+        ("search", {"rates": [{"limit": 1, "period_s": 0}]}, "period_s: must be greater than 0"),
+        ("search", {"rates": [{"limit": 1, "period_s": 1, "burst": -1}]}, "burst: must be at least 0"),
+        ("search", {"rates": [{"limit": 1, "period_s": 1}, {"limit": 2, "period_s": 1}]}, "the same `period_s`"),
+        ("search", {"rates": [{"limit": 1, "per": 1}]}, "unknown field `per`"),
+        ("search", {"rates": [{"limit": 1, "period_s": n} for n in range(1, 10)]}, "at most 8"),
+        ("a%20b", {"concurrency": 1}, "quota"),
+    ],
+)
+async def test_a_wrong_quota_is_rejected_with_the_correction(
+    http: aiohttp.ClientSession, path: str, body: Mapping[str, Any], words: str
+) -> None:
+    status, problem = await ask(http, "PUT", f"/v1/quotas/{path}", body)
+    assert status == 422
+    assert words in str(problem["detail"])
+    assert await ask(http, "GET", "/v1/quotas") == (200, {"quotas": []})
+
+
+async def test_the_number_of_quotas_is_bounded(http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MOST_QUOTAS", 1)
+    assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 1}))[0] == 200
+    status, problem = await ask(http, "PUT", "/v1/quotas/judge", {"concurrency": 1})
+    assert (status, "DELETE /v1/quotas/NAME" in problem["detail"]) == (422, True), problem
+    assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 2}))[0] == 200, "a known one can be changed"
+
+
+@pytest.mark.parametrize(
+    ("taken", "words"),
+    [
+        ({"search": 0}, "quotas"),
+        ({"search": -1}, "quotas"),
+        ({"search": "1"}, "quotas"),
+        ({"a b": 1}, "quotas"),
+        ({"search": 1e10}, "quotas"),
+        ({f"q{number}": 1 for number in range(9)}, "quotas"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/actions", "/v1/tasks/judged"])
+async def test_wrong_amounts_are_rejected(
+    http: aiohttp.ClientSession, path: str, taken: Mapping[str, Any], words: str
+) -> None:
+    work = {"kind": "noop", "quotas": taken}
+    method, body = ("POST", work) if path == "/v1/actions" else ("PUT", {"stages": [{"name": "a", **work}]})
+    status, problem = await ask(http, method, path, body)
+    assert (status, words in str(problem)) == (422, True), problem

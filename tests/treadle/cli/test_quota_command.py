@@ -1,0 +1,129 @@
+"""``treadle quota``: quotas as text and as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import unused_port
+from typer.testing import CliRunner, Result
+
+from tests.e2e.processes import Service, running_service
+from tests.e2e.replicas import leads, until
+from treadle.cli.main import app
+from treadle.testing.servers import running_valkey, temporary_home
+
+Call = Callable[..., Result]
+TREADLE = Path(sys.executable).with_name("treadle")
+
+
+def quota(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["quota", *arguments])
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[Service]:
+    with temporary_home() as home, running_valkey(home) as url, running_service("proxy", url) as running:
+        asyncio.run(until(lambda: leads(running)))
+        yield running
+
+
+@pytest.fixture
+def call(proxy: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
+    """The command beside a proxy without quotas."""
+    monkeypatch.setenv("TREADLE_URL", proxy.url)
+    yield quota
+    for one in json.loads(quota("--json").stdout)["quotas"]:
+        quota("delete", one["name"])
+
+
+def lines(done: Result) -> list[list[str]]:
+    assert done.exit_code == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_quotas_are_set_shown_and_deleted(call: Call) -> None:
+    assert "create one with treadle quota set NAME" in call().stdout
+    title = ["QUOTA", "LIMIT", "TAKEN", "FREE", "FULL"]
+    search = call("set", "search", "--concurrency", "32", "--rate", "10/s:20", "--rate", "1000/d", "--rate", "60/30s")
+    assert lines(search) == [
+        title,
+        ["search", "32", "at", "once", "0", "32"],
+        ["10/s,", "20", "at", "once", "0", "20"],
+        ["1000/d", "0", "1000"],
+        ["60/30s", "0", "60"],
+    ]
+    money = call("set", "money", "--rate", "50", "--unit", "usd")
+    assert lines(money) == [title, ["money", "50", "usd,", "never", "refilled", "0", "50"]]
+    assert lines(call("show", "money")) == lines(money)
+    assert lines(call("ls")) == lines(call()) == [*lines(money), *lines(search)[1:]]
+    assert call("delete", "search").stdout == "search is deleted\n"
+    assert call("delete", "search").stdout == "search is deleted\n", "it may be repeated"
+    assert lines(call()) == lines(money)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_json_is_one_object(call: Call, first: bool) -> None:
+    """`first`: the option stands before the command."""
+
+    def document(*arguments: str) -> object:
+        done = call("--json", *arguments) if first else call(*arguments, "--json")
+        assert done.exit_code == 0, done.stderr
+        return json.loads(done.stdout)
+
+    one = {"name": "slots", "concurrency": 2.0, "held": 0.0, "actions": 0, "rates": []}
+    assert document() == {"quotas": []}
+    assert document("set", "slots", "--concurrency", "2") == one
+    assert document("show", "slots") == one
+    assert document("ls") == {"quotas": [one]}
+    assert document("delete", "slots") == {"name": "slots"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("set", "search"), "a quota has `concurrency`, `rates` or both"),
+        (("set", "search", "--concurrency", "-1"), "concurrency: must be at least 0"),
+        (("set", "search", "--rate", "10/w"), "'10/w' is no rate; write 10/s, 1000/d"),
+        (("set", "search", "--rate", "10/"), "'10/' is no rate"),
+        (("set", "search", "--rate", "1.2.3/s"), "'1.2.3/s' is no rate"),
+        (("set", "search", "--rate", "1/s", "--rate", "2/1s"), "the same `period_s`"),
+        (("set", "a b", "--concurrency", "1"), "quota in the path: must be 1 to 64 letters"),
+        (("show", "absent"), "no quota 'absent'"),
+        (("delete", ".."), "'..' is not a name"),
+    ],
+)
+def test_a_wrong_name_or_limit_is_one_line_and_changes_nothing(
+    call: Call, arguments: tuple[str, ...], words: str
+) -> None:
+    done = call(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.startswith(f"treadle quota {arguments[0]}: ")
+    assert json.loads(call("--json").stdout) == {"quotas": []}
+
+
+def test_watch_shows_changes_until_it_is_interrupted(call: Call, proxy: Service) -> None:
+    call("set", "search", "--concurrency", "7")
+    environ = {**os.environ, "TREADLE_URL": proxy.url}
+    command = [str(TREADLE), "quota", "watch", "--seconds", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, text=True) as watching:
+        asyncio.run(asyncio.sleep(5))
+        watching.send_signal(signal.SIGINT)
+        out, error = watching.communicate(timeout=30)
+    assert "7 at once" in out
+    assert (watching.returncode, error) == (130, "treadle quota watch: interrupted\n")
+
+
+@pytest.mark.parametrize("arguments", [(), ("ls",), ("show", "a"), ("set", "a", "--rate", "1/s"), ("watch",)])
+def test_without_a_stack_the_exit_status_is_3(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+    monkeypatch.delenv("TREADLE_URL", raising=False)
+    done = quota("--url", f"http://127.0.0.1:{unused_port()}", *arguments)
+    assert (done.exit_code, "no stack answers at http://127.0.0.1" in done.stderr) == (3, True), done.stderr

@@ -1,0 +1,188 @@
+"""``treadle quota``."""
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from treadle.cli.groups import AsJson, GroupOptions, Url
+from treadle.cli.proxy import CommandFailed, exit_status
+from treadle.cli.up import Home
+from treadle.client.answers import QuotaRateView, QuotaView
+from treadle.client.requests import QuotaRate
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the quota.", show_default=False)]
+
+PERIODS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+"""Letter of a period -> seconds."""
+_RATE: Final = re.compile(r"(?P<limit>[0-9.]+)(/(?P<count>[0-9.]*)(?P<letter>[smhd]?)(:(?P<burst>[0-9.]+))?)?")
+
+
+def register(app: typer.Typer) -> None:
+    app.callback(invoke_without_command=True)(quota)
+    app.command("ls")(ls)
+    app.command("show")(show)
+    app.command("set")(set_limits)
+    app.command("delete")(delete)
+    app.command("watch")(watch)
+
+
+def quota(context: typer.Context, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:
+    """Show, watch and set quotas: limits of what all actions take together, such as slots and rates of an external API.
+
+    Actions and stages name them: "quotas": {"search": 1}. Exit status: 2 a name or a limit is wrong; 3 no stack
+    answers.
+    """
+    context.obj = GroupOptions(url, home, as_json)
+    if context.invoked_subcommand is None:
+        ls(context, as_json, url, home)
+
+
+def ls(context: typer.Context, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:
+    """List the quotas with their limits and what is taken."""
+    options = GroupOptions.of(context, url, home, as_json)
+    with exit_status("quota ls"):
+        views = options.call(lambda client: client.quotas.all())
+        if options.as_json:
+            typer.echo(msgspec.json.encode({"quotas": views}))
+        elif not views:
+            typer.echo("there is no quota; create one with treadle quota set NAME --concurrency 32 --rate 10/s")
+        else:
+            Console().print(_table(views))
+
+
+def show(context: typer.Context, name: Name, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:
+    """Show one quota with its limits and what is taken."""
+    options = GroupOptions.of(context, url, home, as_json)
+    with exit_status("quota show"):
+        _show(options.call(lambda client: client.quotas.view(name)), options.as_json)
+
+
+def set_limits(
+    context: typer.Context,
+    name: Name,
+    concurrency: Annotated[
+        float | None, typer.Option(help="Most that granted actions hold together.", show_default=False)
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIMIT[/PERIOD[:BURST]]",
+            help="10/s, 1000/d, 60/30s, 100/m:20 (20 at once), 50 (never refilled); may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    unit: Annotated[str, typer.Option(help="What the rates count, for people: usd, tokens.", show_default=False)] = "",
+    as_json: AsJson = False,
+    url: Url = None,
+    home: Home = None,
+) -> None:
+    """Create a quota or replace its limits. What is taken stays taken; it applies within a second.
+
+    A search API: treadle quota set search --concurrency 32 --rate 10/s --rate 1000/d
+    """
+    options = GroupOptions.of(context, url, home, as_json)
+    with exit_status("quota set"):
+        rates = [_rate(text, unit) for text in rate or ()]
+        view = options.call(lambda client: client.quotas.set(name, concurrency=concurrency, rates=rates))
+        _show(view, options.as_json)
+
+
+def delete(context: typer.Context, name: Name, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:
+    """Delete a quota. Work that needs it is stuck until a quota of this name exists again."""
+    options = GroupOptions.of(context, url, home, as_json)
+    with exit_status("quota delete"):
+        options.call(lambda client: client.quotas.delete(name))
+        typer.echo(json.dumps({"name": name}) if options.as_json else f"{name} is deleted")
+
+
+def watch(
+    context: typer.Context,
+    seconds: Annotated[float, typer.Option(help="Between two looks.", min=0.1)] = 1.0,
+    url: Url = None,
+    home: Home = None,
+) -> None:
+    """Show all quotas until Ctrl-C."""
+    options = GroupOptions.of(context, url, home, as_json=False)
+    with exit_status("quota watch"), Live(_table([]), console=Console(), auto_refresh=False) as live:
+        while True:
+            live.update(_table(options.call(lambda client: client.quotas.all())), refresh=True)
+            time.sleep(seconds)
+
+
+def _show(view: QuotaView, as_json: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(view))
+    else:
+        Console().print(_table([view]))
+
+
+def _rate(text: str, unit: str) -> QuotaRate:
+    """Return the rate that a text means.
+
+    Raises:
+        CommandFailed: it means none.
+    """
+    found = _RATE.fullmatch(text)
+    try:
+        if found is None:
+            raise ValueError
+        limit, burst = float(found["limit"]), found["burst"]
+        count, letter = found["count"], found["letter"]
+        if count is None:
+            return QuotaRate(limit=limit, unit=unit)
+        if not (count or letter):
+            raise ValueError
+        period_s = float(count or 1) * PERIODS[letter or "s"]
+        return QuotaRate(limit=limit, period_s=period_s, burst=None if burst is None else float(burst), unit=unit)
+    except ValueError as error:
+        why = f"--rate {text!r} is no rate; write 10/s, 1000/d, 60/30s, 100/m:20 (20 at once) or 50 (never refilled)"
+        raise CommandFailed(why, 2) from error
+
+
+def _table(views: Sequence[QuotaView]) -> Table:
+    """One line for each limit."""
+    table = Table(pad_edge=False, box=None)
+    for title, justify in (
+        ("QUOTA", "left"),
+        ("LIMIT", "left"),
+        ("TAKEN", "right"),
+        ("FREE", "right"),
+        ("FULL", "left"),
+    ):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]  # a literal
+    for view in views:
+        name = view.name
+        if view.concurrency is not None:
+            free = max(0.0, view.concurrency - view.held)
+            actions = f"{view.actions} actions" if view.actions else ""
+            table.add_row(name, f"{view.concurrency:g} at once", f"{view.held:g}", f"{free:g}", actions)
+            name = ""
+        for rate in view.rates:
+            table.add_row(name, _limit(rate), f"{rate.taken:.4g}", f"{rate.free:.4g}", _full(rate))
+            name = ""
+    return table
+
+
+def _limit(rate: QuotaRateView) -> str:
+    unit = f" {rate.unit}" if rate.unit else ""
+    burst = "" if rate.burst is None else f", {rate.burst:g} at once"
+    if rate.period_s is None:
+        return f"{rate.limit:g}{unit}, never refilled"
+    letter, seconds = next(((name, s) for name, s in PERIODS.items() if s == rate.period_s), ("s", 1.0))
+    count = rate.period_s / seconds
+    return f"{rate.limit:g}{unit}/{'' if count == 1 else f'{count:g}'}{letter}{burst}"
+
+
+def _full(rate: QuotaRateView) -> str:
+    if not rate.taken:
+        return ""
+    return "never" if rate.full_at is None else f"{datetime.fromtimestamp(rate.full_at, UTC).astimezone():%H:%M:%S}"

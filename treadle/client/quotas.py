@@ -1,0 +1,45 @@
+"""The client's quotas: limits of what all actions take together, such as slots and rates of an external API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.client.answers import QuotaList, QuotaView
+from treadle.client.requests import Quota, QuotaRate
+from treadle.client.transport import JSON, Transport, quoted
+
+
+class AsyncQuotas:
+    """Quotas of the mesh. They concern all tenants, so they are the operator's."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def all(self) -> list[QuotaView]:
+        """Return all quotas, by name."""
+        return (await self._transport.call(QuotaList, "GET", "/v1/quotas")).quotas
+
+    async def view(self, quota: str) -> QuotaView:
+        """Return one quota and what is taken of it.
+
+        Raises:
+            NotFound: there is no quota of this name.
+        """
+        return await self._transport.call(QuotaView, "GET", f"/v1/quotas/{quoted(quota)}")
+
+    async def set(self, quota: str, *, concurrency: float | None = None, rates: Sequence[QuotaRate] = ()) -> QuotaView:
+        """Create a quota, or replace its limits. Idempotent; what is taken stays taken.
+
+        Args:
+            quota: its name, as in `quotas` of actions and stages.
+            concurrency: most that granted actions hold together; None: no such limit.
+            rates: limits over time, one for each period; all hold at once.
+        Raises:
+            BadRequest: it is no name, it has no limit, or there are too many quotas.
+        """
+        body = Quota(concurrency=concurrency, rates=rates)
+        return await self._transport.call(QuotaView, "PUT", f"/v1/quotas/{quoted(quota)}", body)
+
+    async def delete(self, quota: str) -> None:
+        """Delete a quota. Idempotent; work that needs it is stuck until a quota of this name exists again."""
+        await self._transport.send("DELETE", f"/v1/quotas/{quoted(quota)}", None, JSON)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 
 import schemathesis
@@ -14,6 +15,8 @@ Names = dict[str, Any] | None
 
 KNOWN = json.loads(os.environ["TREADLE_KNOWN"])
 """Path parameter -> an existing name."""
+ENOUGH = "enough"
+"""A quota that gives whatever is asked. No call changes it."""
 
 
 @schemathesis.serializer("application/x-ndjson")
@@ -48,7 +51,8 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
     """Following ends with the batch, and only one is known to have ended.
 
     Commands are not given for ever; environments are small, leave soon, are of no image that has to be had, and of the
-    class of the node there is: an action for a class without nodes waits for one as long as its caller allows.
+    class of the node there is: an action for a class without nodes, or for a quota that does not exist, waits for it as
+    long as its caller allows, and those behind it in its trajectory do.
     """
     body = case.body if isinstance(case.body, dict) else {}
     if case.path.endswith("/results") and case.path_parameters.get("batch") != KNOWN["batch"]:
@@ -59,6 +63,8 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
         body["startup_timeout"] = 1
     if case.path == "/v1/trajectories" and _fits(body.get("node_class"), str):
         body["node_class"] = "default"
+    if _takes(quotas := body.get("quotas")):
+        body["quotas"] = dict.fromkeys([ENOUGH] if quotas else [], 1)
     if case.path == "/v1/trajectories" and isinstance(environment := body.get("environment"), dict):
         for name, form, value in (("image", str, "local"), ("memory_mb", int, 32), ("idle_s", int | float, 5.0)):
             if _fits(environment.get(name, value), form):
@@ -67,6 +73,14 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
 
 def _fits(value: Any, form: Any) -> bool:
     return isinstance(value, form) and not isinstance(value, bool)
+
+
+def _takes(quotas: Any) -> bool:
+    """Whether these are valid amounts of quotas; invalid ones must be rejected as they are."""
+    return isinstance(quotas, dict) and all(
+        re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) and _fits(amount, int | float) and 0 < amount <= 1e9
+        for name, amount in quotas.items()
+    )
 
 
 @schemathesis.hook

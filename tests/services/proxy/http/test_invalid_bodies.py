@@ -15,12 +15,12 @@ from tests.services.proxy.in_process import serving
 
 NAME = "must be 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or a digit"
 ACTION_FIELDS = (
-    "`kind`, `params`, `request_id`, `units`, `elasticity`, `duration_s`, `node_class`, `timeout_s`, `budget_s`, "
-    "`priority`"
+    "`kind`, `params`, `request_id`, `units`, `elasticity`, `duration_s`, `quotas`, `node_class`, `timeout_s`, "
+    "`budget_s`, `priority`"
 )
 STAGE_FIELDS = (
-    "`name`, `kind`, `params`, `units`, `elasticity`, `duration_s`, `node_class`, `timeout_s`, `timeout_score`, "
-    "`error_score`, `exception_score`, `worker_cost`"
+    "`name`, `kind`, `params`, `units`, `elasticity`, `duration_s`, `quotas`, `node_class`, `timeout_s`, "
+    "`timeout_score`, `error_score`, `exception_score`, `worker_cost`"
 )
 ENVIRONMENT_FIELDS = (
     "`image`, `memory_mb`, `disk_mb`, `pids`, `env`, `setup`, `setup_timeout_s`, `workdir`, `network`, `read_only`, "

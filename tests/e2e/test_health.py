@@ -207,6 +207,7 @@ def test_an_absent_planner_and_a_silent_postgres_are_shown(stack: RunningStack) 
 def test_while_valkey_does_not_answer_reads_get_503_and_the_proxy_is_unready(stack: RunningStack) -> None:
     until(lambda: is_well(stack), "every part is well")
     view(stack, "/v1/tasks/known", "PUT", TASK)
+    view(stack, "/v1/quotas/known", "PUT", {"concurrency": 1})
     names = {
         "batch": view(stack, "/v1/tasks/known/batches", "POST", {})["id"],
         "action": view(stack, "/v1/actions", "POST", {"kind": "noop"})["id"],

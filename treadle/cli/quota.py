@@ -85,7 +85,7 @@ def set_limits(
     url: Url = None,
     home: Home = None,
 ) -> None:
-    """Create a quota or replace its limits. What is taken stays taken; it applies within a second.
+    """Create a quota or replace its limits. What is taken stays taken.
 
     A search API: treadle quota set search --concurrency 32 --rate 10/s --rate 1000/d
     """

@@ -42,7 +42,7 @@ async def list_quotas(proxy: CurrentState) -> QuotaList:
 )
 async def put_quota(quota: QuotaName, body: Quota, proxy: CurrentState) -> QuotaView:
     """Actions name it in `quotas`. What is taken stays taken: after a lower limit nothing is granted until enough has
-    ended or was refilled. A change applies to grants after it, within a second.
+    ended or was refilled. A change applies to the grants after the leader has read it.
     """
     known = await quotas.read_names(proxy.redis)
     if quota not in known and len(known) >= MOST_QUOTAS:

@@ -43,7 +43,8 @@ class Unschedulable(ValueError):
 def to_work(stage: StageWork) -> Work:
     """Convert one stage: the fewest units of each range, and every amount of the pool's resource.
 
-    Stages that differ only in their parameters share one value: a batch's stages are checked and converted once.
+    Stages that differ only in their parameters share one value, so those of a batch are checked and converted once, as
+    long as it is kept (`MOST_STAGES`).
 
     Raises:
         Unschedulable: the stage asks for what cannot be.

@@ -90,21 +90,19 @@ async def test_the_number_of_quotas_is_bounded(http: aiohttp.ClientSession, monk
 
 
 @pytest.mark.parametrize(
-    ("taken", "words"),
+    "taken",
     [
-        ({"search": 0}, "quotas"),
-        ({"search": -1}, "quotas"),
-        ({"search": "1"}, "quotas"),
-        ({"a b": 1}, "quotas"),
-        ({"search": 1e10}, "quotas"),
-        ({f"q{number}": 1 for number in range(9)}, "quotas"),
+        {"search": 0},
+        {"search": -1},
+        {"search": "1"},
+        {"a b": 1},
+        {"search": 1e10},
+        {f"q{number}": 1 for number in range(9)},
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/actions", "/v1/tasks/judged"])
-async def test_wrong_amounts_are_rejected(
-    http: aiohttp.ClientSession, path: str, taken: Mapping[str, Any], words: str
-) -> None:
+async def test_wrong_amounts_are_rejected(http: aiohttp.ClientSession, path: str, taken: Mapping[str, Any]) -> None:
     work = {"kind": "noop", "quotas": taken}
     method, body = ("POST", work) if path == "/v1/actions" else ("PUT", {"stages": [{"name": "a", **work}]})
     status, problem = await ask(http, method, path, body)
-    assert (status, words in str(problem)) == (422, True), problem
+    assert (status, "quotas" in problem["detail"]) == (422, True), problem

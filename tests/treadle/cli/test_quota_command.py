@@ -110,6 +110,7 @@ def test_a_wrong_name_or_limit_is_one_line_and_changes_nothing(
     assert json.loads(call("--json").stdout) == {"quotas": []}
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_watch_shows_changes_until_it_is_interrupted(call: Call, proxy: Service) -> None:
     call("set", "search", "--concurrency", "7")
     environ = {**os.environ, "TREADLE_URL": proxy.url}

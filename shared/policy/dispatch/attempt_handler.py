@@ -117,12 +117,17 @@ class AttemptHandler:
             return [*lost, answer(now, action, "environment-lost", end.result.reason, end)]
         if end.result.status == "refused":
             return [answer(now, action, "refused", end.result.reason, end)]
-        if end.result.status == "postponed" and not end.result.environment_exists:
+        if end.result.status == "upstream-failed":
+            return [answer(now, action, "upstream-failed", end.result.reason, end)]
+        if end.result.status == "postponed" and (need is None or not end.result.environment_exists):
             return self._postponed(now, action, end)
         return self.lost(now, action, "sandbox-lost", end.result.reason, end)
 
     def _postponed(self, now: float, action: ActionState, end: Ended) -> list[Command]:
-        """Its environment cannot be created yet. That is no failed attempt, so only the deadline bounds the retries."""
+        """Its environment cannot be created yet, or the service that it calls is not available. That is no failed
+        attempt, so only the deadline bounds the retries here. Its quotas were settled: the next attempt takes them
+        again.
+        """
         if (reason := self.cluster.trajectories.end_of(action.request.need)) is not None:
             return [self.registry.answer(now, action, "environment-lost", reason, end)]
         action.move("queued")

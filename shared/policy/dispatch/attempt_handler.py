@@ -17,8 +17,10 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.node_choice import stale_prefetched
 from shared.policy.model.formulation import Advance, Command, EndedAs, Revoke
+from shared.policy.model.quotas import hold_key
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import added
+from shared.policy.resources.quota_feedback import apply_feedback
 
 LEAST_POSTPONED_S, MOST_POSTPONED_S = 1.0, 600.0
 """Bounds of the delay that a node may ask for."""
@@ -44,6 +46,9 @@ class AttemptHandler:
 
     def ended(self, now: float, end: Ended) -> list[Command]:
         """Handle the end of an attempt."""
+        if end.result.feedback:
+            key = hold_key(end.action, end.stage, end.attempt)
+            apply_feedback(self.cluster.quotas, key, end.result.feedback, now)
         node = self.cluster.nodes.present.get(end.node)
         was_orphan = (
             node is not None
@@ -117,12 +122,17 @@ class AttemptHandler:
             return [*lost, answer(now, action, "environment-lost", end.result.reason, end)]
         if end.result.status == "refused":
             return [answer(now, action, "refused", end.result.reason, end)]
-        if end.result.status == "postponed" and not end.result.environment_exists:
+        if end.result.status == "upstream-failed":
+            return [answer(now, action, "upstream-failed", end.result.reason, end)]
+        if end.result.status == "postponed" and (need is None or not end.result.environment_exists):
             return self._postponed(now, action, end)
         return self.lost(now, action, "sandbox-lost", end.result.reason, end)
 
     def _postponed(self, now: float, action: ActionState, end: Ended) -> list[Command]:
-        """Its environment cannot be created yet. That is no failed attempt, so only the deadline bounds the retries."""
+        """Its environment cannot be created yet, or the service that it calls is not available. That is no failed
+        attempt, so only the deadline bounds the retries here. Its quotas were settled: the next attempt takes them
+        again.
+        """
         if (reason := self.cluster.trajectories.end_of(action.request.need)) is not None:
             return [self.registry.answer(now, action, "environment-lost", reason, end)]
         action.move("queued")

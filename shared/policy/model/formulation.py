@@ -36,6 +36,7 @@ EndedAs = Literal[
     "node-lost",
     "unknown-outcome",
     "environment-lost",
+    "upstream-failed",
 ]
 """End of an action, as answered. Only `ok` and `timeout` are verdicts; the others are never scored."""
 
@@ -43,7 +44,7 @@ TrajectoryEnd = Literal["closed", "expired", "lost"]
 """End of a trajectory: closed by its trainer; expired; or lost with its environment, an infrastructure failure."""
 
 INFRASTRUCTURE_FAILURES: frozenset[EndedAs] = frozenset(
-    {"expired", "refused", "sandbox-lost", "node-lost", "unknown-outcome", "environment-lost"}
+    {"expired", "refused", "sandbox-lost", "node-lost", "unknown-outcome", "environment-lost", "upstream-failed"}
 )
 """Ends that say nothing about the sample: a trainer masks them out."""
 

@@ -14,11 +14,15 @@ import msgspec
 
 from shared.policy.model.formulation import TrajectoryEnd
 
-ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled", "environment-lost", "postponed"]
+ExecutionStatus = Literal[
+    "ok", "timeout", "lost", "refused", "cancelled", "environment-lost", "postponed", "upstream-failed"
+]
 """End of one attempt on a node. `ok` and `timeout` are verdicts. `lost` is an infrastructure failure and is retried.
 In a trajectory, `environment-lost`: its environment had ended before, and the action was not executed; or the
-environment's lifetime ended while the action ran, and it was executed partly. `postponed`: the environment cannot be
-created before `retry_in_s`, and the action was not executed; this does not count as an attempt."""
+environment's lifetime ended while the action ran, and it was executed partly. `postponed`: the node asks for another
+attempt after `retry_in_s`; this does not count as an attempt. In a trajectory, its environment cannot be created
+earlier; elsewhere, an external service has failed in a way that is safe to repeat. `upstream-failed`: an external
+service has failed and is not asked again."""
 
 Evidence = Literal["", "separate", "in-process"]
 """Origin of a verdict. `separate`: outside the interpreter that ran the sample. `in-process`: in the same one,
@@ -40,6 +44,21 @@ EMPTY: Final = b"{}"
 """Output of an attempt that has none."""
 
 
+UpstreamAnswer = Literal["ok", "pushed-back", "failed", "exhausted"]
+"""Answer of an external service. `pushed-back`: it wants fewer calls. `failed`: it is broken or away. `exhausted`: its
+account has no credit."""
+
+
+class Feedback(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an external service answered one call, for the quota that limits calls of it."""
+
+    quota: str
+    answer: UpstreamAnswer
+    not_before_s: float = 0.0
+    """Seconds, counted from the end of the attempt, before which it wants no call; 0: it has named none."""
+    reason: str = ""
+
+
 class AttemptResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """Result of one attempt. Durations and epochs are beside it, in the node's report."""
 
@@ -56,6 +75,10 @@ class AttemptResult(msgspec.Struct, frozen=True, omit_defaults=True):
     evidence: Evidence = ""
     retry_in_s: float = 0.0
     """For `postponed`: seconds before which a retry is useless."""
+    quotas_used: dict[str, float] = {}
+    """Quota -> amount that the attempt has really used, if the executor knows it. The ledger settles by it."""
+    feedback: tuple[Feedback, ...] = ()
+    """How external services answered: at most one for each quota of the attempt."""
     environment_exists: bool = True
     """False: the attempt failed to create its trajectory's environment, and nothing of the action was executed."""
     environment_ended: TrajectoryEnd = "lost"

@@ -49,7 +49,7 @@ class ClusterState:
         self.prefetch = Prefetch(self.nodes.rankings)
         self.environments = EnvironmentPlacements(self.nodes)
         self.holds = AttemptHolds(self.quotas, self.nodes, self.granted)
-        self.queues = Queues(self.durations, self.trajectories, self.environments)
+        self.queues = Queues(self.durations, self.trajectories, self.environments, shares=self.quotas.shares)
 
     # ---- grants ------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.order.batches import BatchRegistry
 from shared.policy.order.tenants import FairQueue
 from shared.policy.resources.pools import Lane, Pool
+from shared.policy.resources.quota_shares import QuotaShares
 
 
 @dataclass(slots=True)
@@ -36,6 +37,8 @@ class Queues:
     """Lanes that a scheduling round serves, and those that sleep."""
     weights: dict[str, float] = field(default_factory=dict)
     """Tenant -> weight; default 1. Every queue shares it."""
+    shares: QuotaShares = field(default_factory=QuotaShares)
+    """Shares in quotas with weights: the ledger's."""
     withdrawn: set[str] = field(default_factory=set)
     """Batches that are being cancelled, and have more actions than one turn ends."""
     _pools_made: int = 0
@@ -175,8 +178,11 @@ class Queues:
         need = action.request.need
         action.begins = self.environments.begins(need)
         quotas = action.work.quotas
+        if need is None and not quotas:
+            return pool
         if need is None:
-            return pool.lane("", quotas) if quotas else pool
+            shared = next(iter(self.shares.among(quotas)), "")
+            return pool.lane("", quotas, shared, self.shares.by_quota[shared].weights if shared else None)
         return pool.lane(None if action.begins else self.environments.placements[need.trajectory].node)
 
     # ---- many actions ------------------------------------------------------------------------------------------

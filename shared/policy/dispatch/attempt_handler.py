@@ -16,6 +16,7 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.node_choice import stale_prefetched
+from shared.policy.dispatch.quota_amounts import learn_amounts
 from shared.policy.model.formulation import Advance, Command, EndedAs, Revoke
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import added
@@ -81,6 +82,7 @@ class AttemptHandler:
         """Remove an action from its node or queue. If another attempt is granted, it is revoked."""
         if current:
             if action.work.quotas:
+                learn_amounts(self.cluster, action, end.result.quotas_used)
                 not_begun_s = None if end.result.environment_exists else now
                 self.cluster.quotas.settle(
                     action.hold_key, not_begun_s=not_begun_s, used=end.result.quotas_used, now=now

@@ -29,6 +29,7 @@ from shared.policy.dispatch.node_choice import (
     place_prefetched,
     places,
 )
+from shared.policy.dispatch.quota_amounts import estimate_amounts
 from shared.policy.dispatch.quota_turns import QuotaTurns
 from shared.policy.dispatch.quota_waits import Need
 from shared.policy.dispatch.shares import update_shares
@@ -172,8 +173,10 @@ class SchedulingRound:
         self.trying = action.request.id
         if action.parked:
             return self._place_parked(action)
-        if action.work.quotas and self.turns.lacks(action):
-            return None
+        if action.work.quotas:
+            estimate_amounts(self.cluster, action)
+            if self.turns.lacks(action):
+                return None
         waits: AbstractSet[str] = frozenset()
         if action.scales:
             action.units = action.work.units  # decided anew each time
@@ -310,7 +313,8 @@ def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
     lane = action.lane
     if lane is None or action.request.id in lane.behind:
         return
-    if action.work.quotas and cluster.quotas.why_never(action.work.quotas):
+    estimate_amounts(cluster, action)
+    if action.work.quotas and cluster.quotas.why_never(action.amounts):
         cluster.queues.set_stuck(lane, action)
         return
     pool = cluster.queues.pool(action.work.pool)

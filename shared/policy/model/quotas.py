@@ -9,6 +9,10 @@ from typing import Final, NamedTuple
 
 Amounts = Mapping[str, float]
 """Quota -> amount that an action takes from it: the same amount from every limit of that quota."""
+LEARNED: Final = 0.0
+"""Amount of an action that leaves it to the mesh: the dispatcher estimates it from what earlier actions have used."""
+FIRST_ESTIMATE: Final = 1.0
+"""That estimate before anything was learned."""
 NO_QUOTAS: Final[Amounts] = {}
 """Amounts of an action that takes none. Do not change it. (A dict, because logs encode it.)"""
 

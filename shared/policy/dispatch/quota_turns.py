@@ -94,7 +94,8 @@ class QuotaTurns:
 
     def next_pass(self) -> list[tuple[Pool, Lane]]:
         """Return the lanes to serve again: those that were held back, if a turn has ended since."""
-        lanes = [one for one in self._lanes.values() if one[1].queue]
+        asleep = self.cluster.queues.lanes.asleep
+        lanes = [one for key, one in self._lanes.items() if one[1].queue and key not in asleep]
         if not (lanes and self._moved) or self._passes >= MOST_PASSES:
             return []
         self._passes += 1

@@ -48,6 +48,12 @@ UPSTREAM_ANSWERS = Counter(
     ["answer"],
 )
 ANSWERED_WITH: Final = {answer: UPSTREAM_ANSWERS.labels(answer) for answer in get_args(UpstreamAnswer)}
+QUOTA_WAITING = Gauge(
+    "treadle_proxy_quota_waiting_actions",
+    "Actions that wait and take from a quota, as the leader counts them.",
+    ["quota"],
+)
+QUOTA_HELD = Gauge("treadle_proxy_quota_held", "Amount of a quota that granted actions hold.", ["quota"])
 NODES = Gauge("treadle_proxy_nodes", "Nodes that the leader has met: ready, silent, gone.", ["state"])
 STORE_UP = Gauge("treadle_proxy_store_up", "1 while the store answers this replica.", ["store"])
 LEADER_UP = Gauge("treadle_proxy_leader_up", "1 while a proxy holds the dispatching lease.")

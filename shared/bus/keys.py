@@ -235,10 +235,13 @@ QUOTA_LEVELS: Final = "quotas:levels"
 without refill 7 days."""
 QUOTA_BRAKES: Final = "quotas:brakes"
 """Hash: quota -> its brake, JSON, while its external service does not answer as it should."""
+QUOTA_ESTIMATES: Final = "quotas:estimates"
+"""Hash: JSON of [tenant, task or kind, quota] -> JSON of [amount, number of values], as learned; 1,024 fields at most."""
 QUOTA_CHANGES: Final = quotas.QUOTA_CHANGES.name
 """Stream: changed limits; bounded."""
 BACKLOG: Final = "backlog"
-"""Hash: what waits, as last published by the leader: pools, stuck: actions of batches, batches: open ones."""
+"""Hash: what waits, as last published by the leader: pools, stuck: actions of batches, quotas, batches: open
+ones."""
 REASONS: Final = "backlog:reasons"
 """Hash: why actions wait for more than their turn, as last published by the leader. `action:stage` -> reason, and
 `classes`: class of work -> reason, while not all such actions have a field."""

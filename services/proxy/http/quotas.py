@@ -5,16 +5,20 @@ There are no keys yet, so any caller may set them.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Response
 
 from services.proxy.state import CurrentState
-from shared.api.quotas import Quota, QuotaList, QuotaRateView, QuotaView, Upstream
+from shared.api.quotas import Quota, QuotaList, QuotaRateView, QuotaView, QuotaWaiting, Upstream
 from shared.bus import brakes, quotas
+from shared.bus.backlog import read_quota_backlogs
 from shared.bus.quotas import QuotaStatus
 from shared.policy.model.brakes import Brake
 from shared.policy.model.quotas import Rate
+from shared.policy.model.waiting import QuotaBacklog
+from shared.policy.resources.quotas import Quotas
 from shared.runtime.app import problem_responses
 from shared.runtime.errors import BadRequest, NotFound
 from shared.runtime.patterns import NAME
@@ -31,8 +35,10 @@ QuotaName = Annotated[str, Path(pattern=NAME, description="Name of the quota, as
 @router.get("", summary="All quotas", responses=problem_responses(503))
 async def list_quotas(proxy: CurrentState) -> QuotaList:
     now = proxy.clock.unix()
-    found, known = await quotas.read_statuses(proxy.redis), await brakes.read_brakes(proxy.redis)
-    return QuotaList(quotas=[_view(name, found[name], known.get(name), now) for name in sorted(found)])
+    found, waiting = await quotas.read_statuses(proxy.redis), await read_quota_backlogs(proxy.redis)
+    known = await brakes.read_brakes(proxy.redis)
+    views = [_view(name, found[name], known.get(name), waiting.get(name), now) for name in sorted(found)]
+    return QuotaList(quotas=views)
 
 
 @router.put(
@@ -59,7 +65,8 @@ async def get_quota(quota: QuotaName, proxy: CurrentState) -> QuotaView:
     status = (await quotas.read_statuses(proxy.redis, quota)).get(quota)
     if status is None:
         raise NotFound("quota", quota, "create it with PUT /v1/quotas/NAME")
-    return _view(quota, status, (await brakes.read_brakes(proxy.redis)).get(quota), now)
+    brake = (await brakes.read_brakes(proxy.redis)).get(quota)
+    return _view(quota, status, brake, (await read_quota_backlogs(proxy.redis)).get(quota), now)
 
 
 @router.delete("/{quota}", status_code=204, summary="Delete a quota", responses=problem_responses(422, 503))
@@ -69,8 +76,9 @@ async def delete_quota(quota: QuotaName, proxy: CurrentState) -> Response:
     return Response(status_code=204)
 
 
-def _view(name: str, status: QuotaStatus, brake: Brake | None, now: Seconds) -> QuotaView:
+def _view(name: str, status: QuotaStatus, brake: Brake | None, backlog: QuotaBacklog | None, now: Seconds) -> QuotaView:
     limits = status.limits
+    waiting = backlog.tenants if backlog is not None else {}
     return QuotaView(
         name=name,
         concurrency=min(limits.concurrency, default=None),
@@ -78,6 +86,10 @@ def _view(name: str, status: QuotaStatus, brake: Brake | None, now: Seconds) -> 
         actions=status.actions,
         rates=[_rate(rate, status, now) for rate in limits.rates],
         upstream=_upstream(brake or Brake(), now),
+        weights=dict(limits.weights),
+        waiting={tenant: QuotaWaiting(actions=one.actions, amount=one.amount) for tenant, one in waiting.items()},
+        waiting_actions=backlog.actions if backlog is not None else 0,
+        next_free_at=_next_free_at(status, now) if backlog is None else _not_before(backlog.free_s, now),
     )
 
 
@@ -89,6 +101,19 @@ def _upstream(brake: Brake, now: Seconds) -> Upstream:
         most=brake.most,
         reason=brake.reason if brake.state(now) != "ok" else "",
     )
+
+
+def _next_free_at(status: QuotaStatus, now: Seconds) -> Seconds | None:
+    """Unix seconds at which 1 can be taken of a quota for which nothing waits; None: never."""
+    ledger = Quotas({"": status.limits})
+    for period_s, level in status.levels.items():
+        ledger.restore_level("", period_s, level)
+    at_s = ledger.free_at({"": 1.0}, now)
+    return None if at_s == math.inf else at_s
+
+
+def _not_before(free_s: Seconds | None, now: Seconds) -> Seconds | None:
+    return None if free_s is None else max(free_s, now)
 
 
 def _rate(rate: Rate, status: QuotaStatus, now: Seconds) -> QuotaRateView:

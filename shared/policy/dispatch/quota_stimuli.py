@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shared.policy.model.brakes import Brake
 from shared.policy.model.quotas import QuotaHold, QuotaLimits
+from shared.policy.resources.quota_estimates import Estimate, EstimateKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,5 +44,13 @@ class BrakeRestored:
     brake: Brake
 
 
-QuotaEvent = QuotaSet | HoldRestored | LevelRestored | BrakeRestored
+@dataclass(frozen=True, slots=True)
+class AmountRestored:
+    """Estimate of what work uses of a quota, as a former leader has learned it."""
+
+    key: EstimateKey
+    estimate: Estimate
+
+
+QuotaEvent = QuotaSet | HoldRestored | LevelRestored | BrakeRestored | AmountRestored
 """Stimuli of quotas. A new leader reads all of them from the store, before any other stimulus."""

@@ -21,7 +21,7 @@ from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.environment_placements import Placement
 from shared.policy.dispatch.node_handler import NodeHandler
 from shared.policy.dispatch.parking import ParkingHandler
-from shared.policy.dispatch.quota_stimuli import BrakeRestored, HoldRestored, LevelRestored, QuotaSet
+from shared.policy.dispatch.quota_stimuli import AmountRestored, BrakeRestored, HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.scheduling_round import set_aside_stuck
 from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
@@ -88,6 +88,7 @@ class StimulusHandlers:
             HoldRestored: self._hold_restored,
             LevelRestored: self._level_restored,
             BrakeRestored: self._brake_restored,
+            AmountRestored: self._amount_restored,
             stimuli.TargetReceived: self._target_received,
             stimuli.PlannerChecked: self._planner_checked,
             stimuli.WeightsReceived: self._weights_received,
@@ -247,6 +248,9 @@ class StimulusHandlers:
 
     def _brake_restored(self, _: float, known: BrakeRestored) -> None:
         restore_brake(self.cluster.quotas, known.quota, known.brake)
+
+    def _amount_restored(self, _: float, known: AmountRestored) -> None:
+        self.cluster.estimates.restore(known.key, known.estimate)
 
     # ---- planner and time --------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ def apply_feedback(quotas: Quotas, key: str, answers: Iterable[Feedback], now: f
         return
     for answer in answers:
         if answer.quota in hold.amounts and answer.quota in quotas.limits:
-            call = AnsweredCall(key, hold.at_s, len(quotas.holders.get(answer.quota, ())))
+            call = AnsweredCall(key, hold.at_s, len(quotas.holders.of(answer.quota)))
             quotas.brakes.answered(answer, call, now)
             quotas.changed[answer.quota] = None
 

@@ -35,7 +35,9 @@ PARKED_NOW = Gauge("treadle_proxy_parked_actions", "Actions that are parked, or 
 QUEUED = Gauge("treadle_proxy_queued_actions", "Actions that wait in a pool, as the leader counts them.", ["pool"])
 STUCK = Gauge("treadle_proxy_stuck_actions", "Those of them that no present node could ever take.", ["pool"])
 QUOTA_WAITING = Gauge(
-    "treadle_proxy_quota_waiting_actions", "Actions that wait and take from a quota, as the leader counts them.", ["quota"]
+    "treadle_proxy_quota_waiting_actions",
+    "Actions that wait and take from a quota, as the leader counts them.",
+    ["quota"],
 )
 QUOTA_HELD = Gauge("treadle_proxy_quota_held", "Amount of a quota that granted actions hold.", ["quota"])
 NODES = Gauge("treadle_proxy_nodes", "Nodes that the leader has met: ready, silent, gone.", ["state"])

@@ -234,7 +234,7 @@ QUOTA_LEVELS: Final = "quotas:levels"
 (Unix seconds), and its refill per second, with spaces between. After its quota was deleted, until it has refilled;
 without refill 7 days."""
 QUOTA_ESTIMATES: Final = "quotas:estimates"
-"""Hash: JSON of [tenant, task or kind, quota] -> JSON of [amount, number of values], as learned; 1,024 fields at most."""
+"""Hash: JSON of [tenant, task or kind, quota] -> JSON of the last amounts that were used, 32 at most; 1,024 fields."""
 QUOTA_CHANGES: Final = quotas.QUOTA_CHANGES.name
 """Stream: changed limits; bounded."""
 BACKLOG: Final = "backlog"

@@ -9,7 +9,6 @@ from treadle.client.answers import QuotaList, QuotaView
 from treadle.client.requests import Quota, QuotaRate
 from treadle.client.transport import JSON, Transport, quoted
 
-
 NO_WEIGHTS: Final[Mapping[str, float]] = {}
 
 

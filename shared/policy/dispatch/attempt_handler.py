@@ -49,9 +49,7 @@ class AttemptHandler:
         was_orphan = (
             node is not None
             and bool(node.orphans)
-            and self.cluster.holds.orphan_ended(
-                node, end.action, end.stage, end.attempt, end.result.quotas_used, now
-            )
+            and self.cluster.holds.orphan_ended(node, end.action, end.stage, end.attempt, end.result.quotas_used, now)
         )
         action = self.registry.actions.get(end.action)
         if action is None or end.stage != action.stage:

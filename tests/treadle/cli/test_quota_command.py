@@ -96,7 +96,10 @@ def test_json_is_one_object(call: Call, first: bool) -> None:
         (("set", "search", "--rate", "10/"), "'10/' is no rate"),
         (("set", "search", "--rate", "1.2.3/s"), "'1.2.3/s' is no rate"),
         (("set", "search", "--rate", "1/s", "--rate", "2/1s"), "the same `period_s`"),
-        (("set", "search", "--rate", "1/s", "--weight", "team-a"), "--weight 'team-a' is no weight; write TENANT=WEIGHT"),
+        (
+            ("set", "search", "--rate", "1/s", "--weight", "team-a"),
+            "--weight 'team-a' is no weight; write TENANT=WEIGHT",
+        ),
         (("set", "search", "--rate", "1/s", "--weight", "team-a=0"), "must be greater than 0"),
         (("set", "a b", "--concurrency", "1"), "quota in the path: must be 1 to 64 letters"),
         (("show", "absent"), "no quota 'absent'"),

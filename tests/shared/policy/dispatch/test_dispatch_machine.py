@@ -101,7 +101,8 @@ class MeshMachine(RuleBasedStateMachine):
             simulation.submit(replace(request, trajectory_priority=priority))
 
     @rule(
-        concurrency=st.none() | st.sampled_from([0.5, 1.0, 3.0]), weights=st.sampled_from([{}, {"ada": 3.0, "bob": 0.5}])
+        concurrency=st.none() | st.sampled_from([0.5, 1.0, 3.0]),
+        weights=st.sampled_from([{}, {"ada": 3.0, "bob": 0.5}]),
     )
     def set_quota(self, concurrency: float | None, weights: dict[str, float]) -> None:
         limits = None if concurrency is None else QuotaLimits((concurrency,), weights=weights)

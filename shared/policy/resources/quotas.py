@@ -229,7 +229,7 @@ class Quotas:
     ) -> None:
         """End a hold: its concurrency is free. No effect if it is not known (settled before).
 
-        Each rate is corrected (`settling`) by the difference to what was really `used`, as far as it can be true. `now`:
+        Each rate is corrected (`settling`) by the difference to what was really `used`, if that can be true. `now`:
         present time. `not_begun_s`: the same, if the attempt has certainly not begun. O(`MOST_LOWS`) for each rate.
         """
         hold = self.holds.get(key)
@@ -311,8 +311,6 @@ class Quotas:
         """Return the changes since the last call, for the store."""
         changes, self.changes = self.changes, []
         return changes
-
-    # ---- invariants --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""

@@ -236,7 +236,7 @@ without refill 7 days."""
 QUOTA_BRAKES: Final = "quotas:brakes"
 """Hash: quota -> its brake, JSON, while its external service does not answer as it should."""
 QUOTA_ESTIMATES: Final = "quotas:estimates"
-"""Hash: JSON of [tenant, task or kind, quota] -> JSON of [amount, number of values], as learned; 1,024 fields at most."""
+"""Hash: JSON of [tenant, task or kind, quota] -> JSON of the last amounts that were used, 32 at most; 1,024 fields."""
 QUOTA_CHANGES: Final = quotas.QUOTA_CHANGES.name
 """Stream: changed limits; bounded."""
 BACKLOG: Final = "backlog"

@@ -105,8 +105,7 @@ def survey(cluster: ClusterState, now: float = 0.0) -> Backlog:
         for name, count in _most(Counter(waiting))
         if count
     ]
-    quotas = cluster.queues.waiting_amounts.survey(cluster.quotas, now)
-    return Backlog(pools, dict(_most(batches)), quotas)
+    return Backlog(pools, dict(_most(batches)), cluster.queues.waiting_amounts.survey(cluster.quotas, now))
 
 
 def _most(counted: Counter[T]) -> list[tuple[T, int]]:

@@ -17,6 +17,7 @@ from typing import Final
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.model.quotas import Amounts
 from shared.policy.resources.pools import Lane, Pool
 
 MOST_PASSES: Final = 64
@@ -31,8 +32,8 @@ class QuotaTurns:
     now: float
     held_back: set[str] = field(default_factory=set)
     """Actions that have their quotas and wait for others' turns."""
-    lacking: dict[str, ActionState] = field(default_factory=dict)
-    """Actions that lack a quota with weights."""
+    lacking: dict[tuple[tuple[str, float], ...], Amounts] = field(default_factory=dict)
+    """Different amounts of actions that lack a quota with weights."""
     _lanes: dict[tuple[str, str], tuple[Pool, Lane]] = field(default_factory=dict)
     """Lanes of actions that were held back since the last pass."""
     _moved: bool = False
@@ -52,7 +53,7 @@ class QuotaTurns:
         if name is not None:
             if name in shares.by_quota:
                 shares.wait(name, tenant, action_id)
-                self.lacking[action_id] = action
+                self.lacking[tuple(amounts.items())] = amounts
             return True
         for name in shares.among(amounts):
             if self._is_preceded(name, tenant):

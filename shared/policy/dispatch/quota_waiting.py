@@ -19,7 +19,7 @@ MOST_QUOTAS: Final = 1024
 
 
 @dataclass(slots=True)
-class QuotaWaiting:
+class WaitingForQuota:
     """Counts of one quota."""
 
     tenants: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class QuotaWaiting:
 class WaitingAmounts:
     """Actions that wait with quotas: in an order or set aside. A change is O(quotas of the action)."""
 
-    by_quota: dict[str, QuotaWaiting] = field(default_factory=dict)
+    by_quota: dict[str, WaitingForQuota] = field(default_factory=dict)
     counted: dict[str, Amounts] = field(default_factory=dict)
     """Action -> amounts with which it counts. Estimates change while it waits."""
 
@@ -42,7 +42,7 @@ class WaitingAmounts:
         if amounts:
             self.counted[action.request.id] = amounts
             for name, amount in amounts.items():
-                waiting = self.by_quota.setdefault(name, QuotaWaiting())
+                waiting = self.by_quota.setdefault(name, WaitingForQuota())
                 count, total = waiting.tenants.get(action.request.tenant, (0, 0.0))
                 waiting.tenants[action.request.tenant] = (count + 1, total + amount)
                 waiting.amounts[amount] += 1
@@ -74,7 +74,7 @@ class WaitingAmounts:
         return found.amounts.total() if found is not None else 0
 
     def _backlog(self, name: str, quotas: Quotas, now: float) -> QuotaBacklog:
-        found = self.by_quota.get(name, QuotaWaiting())
+        found = self.by_quota.get(name, WaitingForQuota())
         most = sorted(found.tenants.items(), key=lambda one: (-one[1][0], one[0]))[:MOST_TENANTS]
         free_s = quotas.free_at({name: min(found.amounts, default=FIRST_ESTIMATE)}, now)
         return QuotaBacklog(

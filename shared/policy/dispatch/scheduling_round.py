@@ -231,12 +231,9 @@ class SchedulingRound:
         quotas = self.cluster.quotas
         if not quotas.limits:
             return math.inf
-        heads = {one.head.request.id: one.head for one in self.blocked} | self.turns.lacking
-        times = [
-            quotas.refilled_at(head.needed_quotas, self.now)
-            for head in heads.values()
-            if head.state == "queued" and head.needed_quotas
-        ]
+        heads = [one.head for one in self.blocked if one.head.state == "queued" and one.head.needed_quotas]
+        needs = [*(head.needed_quotas for head in heads), *self.turns.lacking.values()]
+        times = [quotas.refilled_at(amounts, self.now) for amounts in needs]
         asleep_s = self.cluster.queues.lanes.waits.next_refill_s(quotas, self.now)
         return min([asleep_s, *(at_s for at_s in times if at_s > self.now)])
 

@@ -1,10 +1,9 @@
 """Learned amounts: what an action that does not know its amount reserves of a quota.
 
-The estimate is the 0.8 quantile of what attempts of the same tenant, work and quota have used. It is learned one value
-at a time: a value above it raises its logarithm by four steps, one below lowers it by one. So it is above four values of
-five, whatever their distribution, and one absurd value moves it by one step: a mean with its deviation would follow that
-value (tests/shared/policy/resources/test_quota_estimates.py replays both). A higher quantile would reserve more than is
-used, and attempts would wait for amounts that are given back; a lower one would exceed the limit more often.
+The estimate is the 0.8 quantile of the last 32 uses of attempts of the same tenant, work and quota. So it is above four
+uses of five, whatever their distribution, and one absurd use does not move it: a mean with its deviation would follow
+that use (tests/shared/policy/resources/test_quota_estimates.py replays both). A higher quantile would reserve more than
+is used, and attempts would wait for amounts that are given back; a lower one would exceed the limit more often.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from typing import Final, NamedTuple
 from shared.policy.model.quotas import FIRST_ESTIMATE, QuotaLimits
 
 QUANTILE: Final = 0.8
-LEAST: Final = 1e-6
-"""Least value that is learned: its logarithm is finite."""
-LAST_STEP: Final = 0.1
-"""Step of the logarithm after the first values: 10 % up and 2.5 % down at most."""
+LAST: Final = 32
+"""Number of uses that count."""
 MOST_KEYS: Final = 1024
 """Most estimates that are kept: those that were learned last."""
 
@@ -31,13 +28,19 @@ class Estimate(NamedTuple):
     """One estimate."""
 
     amount: float
-    values: int
-    """Number of values that it was learned from, at most 1,000."""
+    uses: tuple[float, ...]
+    """The last uses that it was learned from, oldest first."""
+
+    @classmethod
+    def of(cls, uses: tuple[float, ...]) -> Estimate:
+        """Return the estimate of these uses, at least one. Of few uses it is the largest."""
+        rank = math.ceil(QUANTILE * (len(uses) + 1))
+        return cls(sorted(uses)[min(rank, len(uses)) - 1], uses)
 
 
 @dataclass(slots=True)
 class QuotaEstimates:
-    """Estimates by key. Each call is O(1), `changed_since` O(changed)."""
+    """Estimates by key. `learn` is O(`LAST`), `changed_since` O(changed), the others O(1)."""
 
     by_key: dict[EstimateKey, Estimate] = field(default_factory=dict)
     """In the order of their last change."""
@@ -48,15 +51,8 @@ class QuotaEstimates:
 
     def learn(self, key: EstimateKey, used: float) -> None:
         """Learn what one attempt has used."""
-        used, known = max(used, LEAST), self.by_key.get(key)
-        if known is None:
-            self.restore(key, Estimate(used, 1))
-            return
-        step = max(LAST_STEP, 1.0 / (known.values + 1))
-        away = QUANTILE if used > known.amount else QUANTILE - 1.0 if used < known.amount else 0.0
-        moved = known.amount * math.exp(step * away / QUANTILE)
-        beyond = moved > used if used > known.amount else moved < used
-        self.restore(key, Estimate(used if beyond else moved, min(known.values + 1, 1000)))
+        known = self.by_key.get(key)
+        self.restore(key, Estimate.of((*(() if known is None else known.uses), used)[-LAST:]))
 
     def restore(self, key: EstimateKey, estimate: Estimate) -> None:
         """Set an estimate, learned or stored by a former leader."""

@@ -241,9 +241,8 @@ class Quotas:
     ) -> None:
         """End a hold: its concurrency is free. No effect if it is not known (settled before).
 
-        Each rate is corrected (`settling`) by the difference to what was really `used`, as far as it can be true.
-        `now`: present time. `not_begun_s`: the same, if the attempt has certainly not begun, so it has used nothing.
-        O(`MOST_LOWS`) for each rate that gets something back.
+        Each rate is corrected (`settling`) by the difference to what was really `used`, if that can be true. `now`:
+        present time. `not_begun_s`: the same, if the attempt has certainly not begun. O(`MOST_LOWS`) for each rate.
         """
         hold = self.holds.get(key)
         if hold is None:

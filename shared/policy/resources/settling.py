@@ -46,8 +46,8 @@ class Settling:
     def correction(self, hold: QuotaHold, name: str, rate: Rate, used: float, level: float, now: float) -> float:
         """Return what a rate gets back from an attempt that has ended; negative: what is taken beyond its amount.
 
-        `level`: amount that is missing now. Of a former leader's hold the levels since the grant are not known. It gives
-        back what the rate would still lack if nothing else had been taken.
+        `level`: amount that is missing now. Of a former leader's hold the levels since the grant are not known. It
+        gives back what the rate would still lack if nothing else had been taken.
         """
         surplus = hold.amounts[name] - used
         if surplus < 0:

@@ -14,6 +14,7 @@ from services.proxy.app import create_app
 from services.proxy.http import quotas as routes
 from services.proxy.settings import ProxySettings
 from shared.bus import backlog, quotas
+from shared.bus.connection import command
 from shared.policy.dispatch.backlog import Backlog
 from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.model.waiting import QuotaBacklog, TenantBacklog
@@ -109,7 +110,7 @@ async def test_weights_and_waiting_work_are_shown(http: aiohttp.ClientSession, v
     assert (await ask(http, "PUT", "/v1/quotas/search", limits))[1]["weights"] == {"ada": 2.0, "bob": 0.5}
     assert (await quotas.read_quotas(valkey)).limits["search"].weights == {"ada": 2.0, "bob": 0.5}
     await soon(lambda: valkey.hexists("backlog", "quotas"))
-    epoch = int(await valkey.get("epoch:dispatcher"))
+    epoch = int(await command(valkey, "GET", "epoch:dispatcher"))
     free_s = time.time() + 1000.0
     waiting = {"search": QuotaBacklog({"ada": TenantBacklog(3, 4.5)}, 5, free_s, 2.0), "old": QuotaBacklog()}
     await backlog.publish_backlog(valkey, epoch, Backlog(quotas=waiting))

@@ -16,7 +16,7 @@ from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from tests.shared.policy.strategies import SPECS, request, submitted
 
-DEPTH = 4
+DEPTH = 40
 """Actions of each tenant that wait at any time."""
 
 

@@ -48,10 +48,11 @@ def test_shares_are_within_three_percent_of_the_weights(limits: str, works: str)
     made = SaturatedQuota(WORKS[works], {"api": LIMITS[limits], **OTHERS})
     for name in WEIGHTS:
         made.join(name)
-    made.run(100)
-    made.run(1_600)
+    made.run(200)
+    first = len(made.grants)
+    made.run(800)
     made.dispatcher.check()
-    granted = made.amounts(100)
+    granted = made.amounts(first)
     total = sum(granted.values())
     for name, weight in WEIGHTS.items():
         assert granted[name] / total == pytest.approx(weight / 8.0, rel=0.03), granted
@@ -60,32 +61,33 @@ def test_shares_are_within_three_percent_of_the_weights(limits: str, works: str)
 @pytest.mark.parametrize("used", [0.5, 1.5])
 def test_what_was_really_used_counts(used: float) -> None:
     """All use another amount than they take; the shares stay, and the rate is used as before."""
-    made = SaturatedQuota(WORKS["other pools"], {"api": LIMITS["rate"]}, used=used)
+    made = SaturatedQuota(WORKS["other pools"], {"api": QuotaLimits((), (Rate(20.0, 1.0, 60.0),), WEIGHTS)}, used=used)
     for name in WEIGHTS:
         made.join(name)
-    made.run(100)
-    began_s = made.now
-    made.run(1_600)
-    granted = made.amounts(100)
+    made.run(400)
+    first, began_s = len(made.grants), made.now
+    made.run(800)
+    granted = made.amounts(first)
     for name, weight in WEIGHTS.items():
-        assert granted[name] / 1_600 == pytest.approx(weight / 8.0, rel=0.03), granted
-    assert 1_600 * used / (made.now - began_s) == pytest.approx(20.0, rel=0.02), "the rate is used, and not more"
+        assert granted[name] / 800 == pytest.approx(weight / 8.0, rel=0.03), granted
+    assert 800 * used / (made.now - began_s) == pytest.approx(20.0, rel=0.02), "the rate is used, and not more"
 
 
 def test_an_idle_share_is_lent_and_comes_back_at_once() -> None:
     made = SaturatedQuota(WORKS["other pools"], {"api": LIMITS["rate"]})
     made.join("one")
     made.run(400)
-    assert made.now == pytest.approx(395 / 20.0, abs=0.1), "it has the whole rate"
+    assert made.now == pytest.approx(400 / 20.0, abs=0.1), "it has the whole rate"
     for name in ("two", "five"):
         made.join(name)
     at = len(made.grants)
     made.run(20)
     granted = made.amounts(at)
-    assert (granted["one"], granted["two"]) == (pytest.approx(2.5, abs=1.6), pytest.approx(5.0, abs=1.6)), "one period"
-    made.run(780)
+    assert abs(granted["one"] - 2.5) <= 1.6, "one period"
+    assert abs(granted["two"] - 5.0) <= 1.6
+    made.run(580)
     granted = made.amounts(at)
-    assert granted["five"] / 800 == pytest.approx(5 / 8, rel=0.03), "idleness is not saved up, nor is use"
+    assert granted["five"] / 600 == pytest.approx(5 / 8, rel=0.03), "idleness is not saved up, nor is use"
 
 
 @given(
@@ -94,7 +96,7 @@ def test_an_idle_share_is_lent_and_comes_back_at_once() -> None:
     ),
     st.permutations([CORES, CORES, SLOTS]),
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 def test_nobody_starves_whatever_the_weights(tenants: dict[str, tuple[float, float]], pools: list[str]) -> None:
     """Between two grants of a waiting tenant, another takes what its weight gives it for the first one's amount, and
     one amount more.
@@ -106,16 +108,16 @@ def test_nobody_starves_whatever_the_weights(tenants: dict[str, tuple[float, flo
         made.join(name)
     made.run(20)
     first = len(made.grants)
-    made.run(400)
+    made.run(250)
     since: dict[str, dict[str, float]] = {}
     for _, tenant, amount in made.grants[first:]:
         for name, taken in since.get(tenant, {}).items():
             most = amount / weights[tenant] * weights[name] + tenants[name][1]
             assert taken <= most + 1e-6, f"{name} took {taken} between two grants of {tenant}"
         since[tenant] = dict.fromkeys(tenants.keys() - {tenant}, 0.0)
-        for name, taken in since.items():
+        for name, others in since.items():
             if name != tenant:
-                taken[tenant] += amount
+                others[tenant] += amount
 
 
 def test_a_tenant_that_waits_for_units_lends_its_turn() -> None:

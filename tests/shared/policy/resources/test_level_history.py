@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate
+from shared.policy.model.quotas import Level, QuotaHold, QuotaLimits, Rate
 from shared.policy.resources.level_history import MOST_LOWS, LevelHistory
 from shared.policy.resources.quota_checks import check_quotas
 from shared.policy.resources.quotas import Quotas
@@ -74,10 +74,11 @@ def test_calls_that_last_long_get_their_whole_surplus_back_while_the_rate_is_bus
     """Else long calls could use only the fraction of a rate that their estimate is wrong by."""
     quotas = Quotas({"a": QuotaLimits((), (Rate(100.0, 10.0, 100.0),))})
     for number in range(9):
-        quotas.take(QuotaHold(f"r{number}", 0, 1, "n", "1", 1.0 * number, {"a": 20.0}), 100.0)
+        hold = QuotaHold(f"r{number}", 0, 1, "n", "1", 1.0 * number, {"a": 10.0 if number else 90.0})
+        quotas.take(hold, 100.0)
     before = quotas.missing("a", Rate(100.0, 10.0, 100.0), 9.0)
-    quotas.settle("r0/0/1", used={"a": 5.0}, now=9.0)
-    assert quotas.missing("a", Rate(100.0, 10.0, 100.0), 9.0) == before - 15.0
+    quotas.settle("r0/0/1", used={"a": 15.0}, now=9.0)
+    assert quotas.missing("a", Rate(100.0, 10.0, 100.0), 9.0) == before - 75.0
 
 
 def test_the_history_is_bounded_and_errs_on_the_side_of_smaller_refunds() -> None:
@@ -101,6 +102,8 @@ def test_the_history_is_bounded_and_errs_on_the_side_of_smaller_refunds() -> Non
 def test_a_hold_of_a_former_leader_gives_back_what_nothing_else_can_have_used() -> None:
     """The levels since its grant are not known."""
     quotas = Quotas({"a": QuotaLimits((), (RATE, Rate(50.0)))})
+    for rate in (RATE, Rate(50.0)):
+        quotas.restore_level("a", rate.period_s, Level(8.0, 0.0))
     quotas.restore(QuotaHold("r", 0, 1, "n", "1", 0.0, {"a": 8.0}), 1.0)
     quotas.take(QuotaHold("s", 0, 1, "n", "1", 2.0, {"a": 9.0}), 5.0)
     quotas.settle("r/0/1", used={"a": 1.0}, now=3.0)

@@ -1,4 +1,4 @@
-"""Learned amounts: above four uses of five, whatever their distribution, and not moved far by an absurd value."""
+"""Learned amounts: above four uses of five, whatever their distribution, and not moved by an absurd one."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ def test_the_estimate_is_above_four_uses_of_five(name: str) -> None:
     assert 0.15 <= above / 5_000 <= 0.27
 
 
-def test_one_absurd_value_moves_it_by_a_step_and_the_mean_with_its_deviation_by_far_more() -> None:
+def test_one_absurd_use_does_not_move_it_and_moves_the_mean_with_its_deviation_far() -> None:
     """Why the estimate is a quantile."""
     rng, estimates, means = random.Random(3), QuotaEstimates(), Durations()
     for _ in range(500):
         used = rng.uniform(700.0, 900.0)
         estimates.learn(KEY, used)
         means.learn(KEY, used)
-    before = estimates.expect(KEY, None)
     for one in (estimates, means):
         one.learn(KEY, 1e6)
-    assert before < estimates.expect(KEY, None) <= 1.11 * before
-    assert (means.single(KEY) or 0.0) + (means.spread(KEY) or 0.0) > 100 * before
+    assert estimates.expect(KEY, None) <= 900.0
+    assert (means.single(KEY) or 0.0) + (means.spread(KEY) or 0.0) > 90_000
 
 
 def test_it_follows_work_that_uses_ten_times_as_much() -> None:
@@ -76,7 +75,7 @@ def test_uses_of_nothing_are_learned() -> None:
     estimates = QuotaEstimates()
     for _ in range(300):
         estimates.learn(KEY, 0.0)
-    assert 0.0 < estimates.expect(KEY, None) < 0.01
+    assert estimates.expect(KEY, None) == 0.0
 
 
 def test_the_oldest_are_forgotten_and_changes_are_reported_once() -> None:
@@ -88,7 +87,10 @@ def test_the_oldest_are_forgotten_and_changes_are_reported_once() -> None:
     estimates.learn(("ada", "t0", "tokens"), 5.0)
     estimates.learn(("ada", "new", "tokens"), 6.0)
     changed = estimates.changed_since(seen)
-    assert changed == {("ada", "t0", "tokens"): Estimate(5.0, 2), ("ada", "new", "tokens"): Estimate(6.0, 1)}
+    assert changed == {
+        ("ada", "t0", "tokens"): Estimate(5.0, (5.0, 5.0)),
+        ("ada", "new", "tokens"): Estimate(6.0, (6.0,)),
+    }
     assert len(estimates.by_key) == MOST_KEYS
     assert ("ada", "t1", "tokens") not in estimates.by_key
     assert all(math.isfinite(one.amount) for one in estimates.by_key.values())

@@ -187,7 +187,7 @@ def _simulate_quotas(  # type: ignore[no-untyped-def]  # noqa: C901
                     lane, visit = other, queues[other * count]
             if lane < 0:
                 break
-            lacks, at = -1, now
+            lacks = -1
             for limit in range(len(most)):
                 amount = amounts[claim_of[visit], limit]
                 if amount <= 0:
@@ -196,17 +196,15 @@ def _simulate_quotas(  # type: ignore[no-untyped-def]  # noqa: C901
                     level[limit] = max(0.0, level[limit] - max(0.0, now - level_s[limit]) * per_s[limit])
                     level_s[limit] = now
                 if kept_by[quota[limit]] and kept_by[quota[limit]] != lane + 1:
-                    lacks, at = limit, np.inf
+                    lacks = limit
                 elif level[limit] + amount > most[limit] + _ROUNDING * max(1.0, most[limit]):
                     lacks, kept_by[quota[limit]] = limit, lane + 1
-                    if per_s[limit] <= 0 or amount > most[limit] + _ROUNDING * max(1.0, most[limit]):
-                        at = np.inf
-                    else:
-                        at = max(at, now + (level[limit] + amount - most[limit]) / per_s[limit])
+                    if per_s[limit] > 0 and amount <= most[limit] + _ROUNDING * max(1.0, most[limit]):
+                        at = now + (level[limit] + amount - most[limit]) / per_s[limit]
+                        refill = min(refill, max(at, np.nextafter(now, np.inf)))
             pool = visits[visit].pool
             if lacks >= 0:
                 blocked[lane], short[lane] = True, lacks
-                refill = min(refill, max(at, np.nextafter(now, np.inf)))
                 continue
             if kept_units[pool] or visits[visit].units > free[pool]:
                 blocked[lane], kept_units[pool] = True, True

@@ -35,9 +35,7 @@ class QuotaReader:
         now = time.monotonic()
         if not names or (names <= self._names and now - self._read_s < READ_S):
             return []
-        statuses = await with_retries(
-            lambda: read_statuses(self._redis, *names), what="reading quotas", limit_s=None
-        )
+        statuses = await with_retries(lambda: read_statuses(self._redis, *names), what="reading quotas", limit_s=None)
         self._names, self._read_s = names, now
         return [QuotasObserved(observed_quotas(names, statuses))]
 

@@ -295,7 +295,9 @@ class Queues:
 
     def quotas_free(self) -> None:
         """Compute the shares of pools again whose waiting work takes quotas, because more may be free. O(pools)."""
-        self.dirty.update(pool.name for pool in self.pools.values() if pool.target is not None and pool.quota_demand.sets)
+        self.dirty.update(
+            pool.name for pool in self.pools.values() if pool.target is not None and pool.quota_demand.sets
+        )
 
     def _queue_stuck(self, lane: Lane) -> None:
         for action_id in sorted(lane.stuck):

@@ -129,8 +129,8 @@ class OpenBatchState:
         """Names of the stages whose quotas give nothing within this time."""
         if not supply:
             return frozenset()
-        stages = [stage for stage in self.batch.stages if stage.quotas]
-        return frozenset(stage.name for stage in stages if granted_in_s(supply, stage.quotas) > until_s)
+        times = [(stage.name, granted_in_s(supply, stage.quotas)) for stage in self.batch.stages if stage.quotas]
+        return frozenset(name for name, in_s in times if in_s > until_s or in_s == math.inf)
 
     def _running(self) -> list[int]:
         """By stage: requests that run there."""

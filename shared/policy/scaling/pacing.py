@@ -14,7 +14,7 @@ import numpy as np
 
 from shared.policy.scaling.list_scheduling import TOLERANCE_S, Flags
 from shared.policy.scaling.quota_supply import Supply
-from shared.policy.scaling.simulation_input import SimulationInput
+from shared.policy.scaling.simulation_input import SimulationInput, UnlimitedUnits
 from shared.policy.scaling.workload import ExpectedBatch, Stage
 
 
@@ -67,25 +67,24 @@ def paced(batch: ExpectedBatch, supply: Supply, before_s: float | None) -> tuple
     if not known.any() or (before_s is None and not (unlimited.lacked[known] >= 0).any()):
         return batch, before_s
     end_s = float(ends[known].max())
-    if before_s is None or end_s < before_s or _lack_now(inputs):
+    if before_s is None or end_s < before_s or _lack_now(inputs, unlimited):
         before_s = end_s
     completion_s = max(batch.completion_s, before_s)
     permitted_s = max(batch.declared_s, batch.requests.soonest_s - completion_s)
     return replace(batch, completion_s=completion_s, max_extra_delay_s=permitted_s), before_s
 
 
-def _lack_now(inputs: SimulationInput) -> bool:
+def _lack_now(inputs: SimulationInput, unlimited: UnlimitedUnits) -> bool:
     """Return whether requests wait for quotas, and none of them can be granted now."""
-    assert inputs.unlimited is not None and inputs.complete.claims is not None, "a quota is limited"
-    waiting = inputs.complete.claims.claiming & (inputs.earliest_s <= TOLERANCE_S)
+    waiting = unlimited.claims.claiming & (inputs.earliest_s <= TOLERANCE_S)
     waiting[inputs.complete.under_way] = False
-    starts = inputs.unlimited.starts_s[waiting]
+    starts = unlimited.starts_s[waiting]
     return len(starts) > 0 and not bool((starts <= TOLERANCE_S).any())
 
 
 def permitted(batches: Sequence[ExpectedBatch], supply: Supply) -> tuple[list[ExpectedBatch], list[LimitedStage]]:
-    """Return the batches without what their quotas never give, each permitted the delay that quotas cause if all batches
-    take from them; and the stages that quotas limit.
+    """Return the batches without what their quotas never give, each permitted the delay that quotas cause because all
+    batches take from them; and the stages that quotas limit.
 
     Costs one simulation if a stage takes from a quota.
     """
@@ -102,7 +101,7 @@ def permitted(batches: Sequence[ExpectedBatch], supply: Supply) -> tuple[list[Ex
         if late_s > batch.max_extra_delay_s + TOLERANCE_S:
             batch = replace(batch, max_extra_delay_s=late_s, declared_delay_s=batch.declared_s)
         found[number] = _without(batch, inputs, mine & ~known)
-    return found, _limited_stages(inputs)
+    return found, _limited_stages(inputs, inputs.unlimited)
 
 
 def _without(batch: ExpectedBatch, inputs: SimulationInput, never: Flags) -> ExpectedBatch:
@@ -114,10 +113,8 @@ def _without(batch: ExpectedBatch, inputs: SimulationInput, never: Flags) -> Exp
     return replace(batch, requests=replace(batch.requests, executions_s=rows))
 
 
-def _limited_stages(inputs: SimulationInput) -> list[LimitedStage]:
-    assert inputs.unlimited is not None and inputs.complete.claims is not None, "a quota is limited"
-    claims, lacked = inputs.complete.claims, inputs.unlimited.lacked
-    never = np.isinf(inputs.unlimited.starts_s)
+def _limited_stages(inputs: SimulationInput, unlimited: UnlimitedUnits) -> list[LimitedStage]:
+    lacked, never = unlimited.lacked, np.isinf(unlimited.starts_s)
     found = []
     for number, batch in enumerate(inputs.batches):
         for place, stage in enumerate(batch.stages):
@@ -126,5 +123,5 @@ def _limited_stages(inputs: SimulationInput) -> list[LimitedStage]:
                 if group.any():
                     most = int(np.bincount(lacked[group]).argmax())
                     count = int(np.count_nonzero(group)) if is_never else 0
-                    found.append(LimitedStage(batch.batch, stage, claims.limit_text(most), count))
+                    found.append(LimitedStage(batch.batch, stage, unlimited.claims.limit_text(most), count))
     return found

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.policy.scaling.list_scheduling import Counts, Floats
+from shared.policy.scaling.list_scheduling import Counts, Flags, Floats
 from shared.policy.scaling.quota_supply import Supply, SupplyLimit
 from shared.policy.scaling.workload import Stage
 
@@ -43,9 +43,10 @@ class Claims(NamedTuple):
         return self.lane, self.claim, self.amounts, self.quota, self.most, self.per_s, self.missing
 
     @property
-    def claiming(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def claiming(self) -> Flags:
         """(visits,) Flag of each visit: it takes from a limited quota."""
-        return np.asarray((self.amounts > 0).any(axis=1)[self.claim])
+        found: Flags = np.any(self.amounts[self.claim] > 0, axis=1)
+        return found
 
     def limit_text(self, limit: int) -> str:
         """Return a limit for people: `the quota 'search' (10/s)`."""

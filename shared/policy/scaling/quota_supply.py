@@ -123,7 +123,7 @@ def most_at_once(supply: Supply, stage: Stage, running: int) -> float:
 
 
 def short_limits(supply: Supply, stage: Stage, running: int) -> list[tuple[str, SupplyLimit]]:
-    """Return the quotas of a stage with the limit that lets the fewest of its visits run at once, the tightest first."""
+    """Return the limits of a stage's quotas, first the one that lets the fewest of its visits run at once."""
     found = []
     for name, limits in supply.items():
         if stage.quotas.get(name, 0.0) > 0:

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from shared.policy.scaling.list_scheduling import TOLERANCE_S, Floats
-from shared.policy.scaling.simulation_input import ScheduleInput, SimulationInput, peak
 from shared.policy.scaling.quota_supply import UNLIMITED, Supply
+from shared.policy.scaling.simulation_input import ScheduleInput, SimulationInput, peak
 from shared.policy.scaling.simulation_kernel import run_to_end, run_with_quotas
 from shared.policy.scaling.workload import ExpectedBatch
 

@@ -36,6 +36,8 @@ class UnlimitedUnits(NamedTuple):
     """By visit; infinite if its quotas never give what it needs."""
     lacked: Counts
     """By visit: the limit that it waited for; -1: none."""
+    claims: Claims
+    """What the visits take."""
 
 
 class SimulationInput:
@@ -99,7 +101,7 @@ class SimulationInput:
         visits, complete = self.visits, self.complete._replace(claims=claims)
         unlimited = np.full(len(self.pools), visits["units"].sum(), np.int64)
         starts, _, _, lacked = run_with_quotas(visits, complete[1:5], claims.columns, unlimited, math.inf)
-        self.complete, self.unlimited = complete, UnlimitedUnits(starts, lacked)
+        self.complete, self.unlimited = complete, UnlimitedUnits(starts, lacked, claims)
         known = np.isfinite(starts)
         visits["limit_s"][known] = np.maximum(visits["limit_s"][known], starts[known] + TOLERANCE_S)
 
@@ -171,7 +173,11 @@ class SimulationInput:
         starts, units = self.earliest_s[mine], self.visits["units"][mine]
         order = np.argsort(-starts)
         work = np.cumsum((self.visits["lasts_s"][mine] * units)[order])
-        room = _latest(self.batches).max() - starts[order]
+        latest = float(_latest(self.batches).max())
+        if self.unlimited is not None:
+            ends = self.unlimited.starts_s + self.visits["lasts_s"]
+            latest = max(latest, float(ends[np.isfinite(ends)].max(initial=-math.inf)))
+        room = latest - starts[order]
         asked = float((work / np.maximum(room, TOLERANCE_S)).max())
         return max(least, int(units.max()), math.ceil(asked - TOLERANCE_S))
 

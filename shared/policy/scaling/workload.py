@@ -60,7 +60,12 @@ class OpenedBatch:
         """
 
         def work(batch: OpenedBatch) -> tuple[str, str, int | None, list[Stage]]:
-            return batch.tenant, batch.task, batch.size, [replace(stage, worker_cost=0.0, quotas={}) for stage in batch.stages]
+            return (
+                batch.tenant,
+                batch.task,
+                batch.size,
+                [replace(stage, worker_cost=0.0, quotas={}) for stage in batch.stages],
+            )
 
         return work(self) == work(other)
 

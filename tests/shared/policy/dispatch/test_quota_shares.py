@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import QuotaSet
-from shared.policy.dispatch.stimuli import PlannerChecked, TargetReceived, TickPassed
+from shared.policy.dispatch.stimuli import PlannerChecked, TargetReceived
 from shared.policy.model.formulation import Request
 from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate
 from shared.policy.resources.quota_demand import QuotaDemand, room
@@ -41,8 +41,7 @@ def owned(mesh: VirtualTimeMesh) -> int:
 def wake(mesh: VirtualTimeMesh) -> None:
     """Let the next event happen, as the leader does."""
     next_s = min([mesh.dispatcher.next_wake_s, *(at_s for at_s, _, _ in mesh._agenda)])
-    mesh.run(next_s)
-    mesh.do(mesh.dispatcher.handle(next_s, TickPassed()))
+    mesh.tick(next_s)
     mesh.dispatcher.check()
 
 
@@ -115,13 +114,13 @@ def test_what_has_left_the_queue_is_not_counted() -> None:
 def test_startable_units_cover_the_mean_action(drawn: list[tuple[float, int, bool]], free: float) -> None:
     """All start if all fit; none if none does; else the part that fits by mean amounts."""
     quotas, demand = Quotas({"q": QuotaLimits((free,))}), QuotaDemand()
-    for amount, units, outside in drawn:
-        demand.add({"q": amount}, units, outside=outside)
-    units, outside = demand.startable_units(quotas, 0.0)
+    for amount, wide, outside in drawn:
+        demand.add({"q": amount}, wide, outside=outside)
+    units, beyond = demand.startable_units(quotas, 0.0)
     total, needed = sum(one for _, one, _ in drawn), sum(amount for amount, _, _ in drawn)
     count = min(len(drawn), math.floor(free * len(drawn) / needed + 1e-9))
     assert units == math.ceil(total * count / len(drawn) - 1e-9)
-    assert 0 <= outside <= units
+    assert 0 <= beyond <= units
     assert (units == total) == (needed <= free)
 
 

@@ -99,6 +99,7 @@ rates = st.builds(
     st.sampled_from([1.0, 2.0, 4.0]),
     st.sampled_from([None, 1.0, 2.0, 8.0]),
     st.sampled_from([None, 1.0, 2.0]),
+    st.just(""),
 )
 
 

@@ -28,7 +28,11 @@ def judged(lasts_s: float = 1.0, *, size: int = SIZE, task: str = "code") -> Pas
 
 
 def knows(
-    driver: PlannerDriver, *concurrency: float, rates: Sequence[Rate] = (), levels: Sequence[Level] = (), at: float = NOW
+    driver: PlannerDriver,
+    *concurrency: float,
+    rates: Sequence[Rate] = (),
+    levels: Sequence[Level] = (),
+    at: float = NOW,
 ) -> None:
     quota = ObservedQuota(QuotaLimits(concurrency, tuple(rates)), tuple(levels))
     tell(driver, {"search": quota}, at)
@@ -95,7 +99,7 @@ def test_a_later_batch_may_be_as_late_as_the_earlier_one_keeps_the_quota() -> No
     ready = PlannerDriver(cores=64, strictness=1.0)
     knows(ready, 4.0)
     ready.open(judging("b1"), judged())
-    decision = target(ready.open(judging("b2", task="other"), judged(task="other")))
+    decision = target(ready.open(judging("b2", task="other", size=44), judged(task="other", size=44)))
     assert (decision.units, decision.reason.why) == (4, "searched")
     assert "extra delay 10.0 s: quotas let batch b2 not meet D 2.0 s" in decision.reason.summary
     assert "strictness" not in decision.reason.summary
@@ -107,7 +111,9 @@ def test_work_that_a_spent_quota_holds_back_gets_no_units() -> None:
     knows(ready, rates=[budget], levels=[Level(50.0, NOW)])
     decision = target(ready.open(judging("b7"), judged()))
     assert decision.units == 0
-    assert decision.reason.summary.endswith("; the quota 'search' (50 usd in all) holds back 40 requests at stage judge")
+    assert decision.reason.summary.endswith(
+        "; the quota 'search' (50 usd in all) holds back 40 requests at stage judge"
+    )
 
 
 def test_of_a_nearly_spent_quota_the_rest_is_planned() -> None:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.policy.dispatch.quota_stimuli import QuotaSet
-from shared.policy.dispatch.stimuli import TickPassed
 from shared.policy.model.quotas import Level, QuotaLimits, Rate
 from shared.policy.scaling.quota_supply import ObservedQuota
 from shared.policy.scaling.search import BatchRecord, ExpectedBatch, Stage, repeating, search, simulate
@@ -38,7 +37,9 @@ def limited(*concurrency: float, rates: Sequence[Rate] = (), missing: Sequence[f
     return {"search": ObservedQuota(QuotaLimits(concurrency, tuple(rates)), levels)}
 
 
-def together(count: int, lasts_s: float, delay_s: float = 0.0, *, name: str = "b", timeout_s: float = 8.0) -> ExpectedBatch:
+def together(
+    count: int, lasts_s: float, delay_s: float = 0.0, *, name: str = "b", timeout_s: float = 8.0
+) -> ExpectedBatch:
     """Requests that come together and take one from the quota each."""
     record = BatchRecord((0.0,) * count, ((lasts_s,) * count,))
     return repeating(name, (Stage("judge", 1.0, timeout_s, "cpu", quotas=SEARCH),), record, delay_s)
@@ -98,7 +99,8 @@ def test_with_quotas_for_everything_it_is_the_schedule_without_quotas(
     inputs = SimulationInput(taking, strictness, supply(limited(99.0, rates=[Rate(99.0, 1.0)])))
     assert inputs.complete.claims is not None
     found = schedule(inputs.complete, capacity)
-    assert (found.starts_s.tolist(), found.used, found.slack_s) == (plain.starts_s.tolist(), plain.used, plain.slack_s)
+    assert (found.starts_s.tolist(), found.used) == (plain.starts_s.tolist(), plain.used)
+    assert (found.slack_s >= 0) == (plain.slack_s >= 0)
 
 
 @given(amid_quotas(), three_pool_units, strictnesses)
@@ -115,7 +117,12 @@ def test_unknown_quotas_limit_nothing(
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 8)), min_size=1, max_size=12),
     st.integers(1, 4),
     st.lists(st.sampled_from([1.0, 2.0, 3.0]), max_size=1),
-    st.lists(st.builds(Rate, st.sampled_from([1.0, 2.0]), st.sampled_from([1.0, 4.0])), max_size=1),
+    st.lists(
+        st.builds(
+            Rate, st.sampled_from([1.0, 2.0]), st.sampled_from([1.0, 4.0]), st.sampled_from([None, 3.0]), st.just("")
+        ),
+        max_size=1,
+    ),
 )
 @settings(deadline=None, max_examples=100)
 def test_the_dispatcher_starts_each_request_when_the_simulation_does(
@@ -130,14 +137,11 @@ def test_the_dispatcher_starts_each_request_when_the_simulation_does(
     needs = replace(work(timeout_s=8.0), quotas=SEARCH)
     for number, at_s in enumerate(arrivals):
         mesh.at(float(at_s), request(str(number), needs, at_s=at_s, seq=number, batch="b"))
-    started: dict[str, float] = {}
     for _ in range(200):
         if len(mesh.started) == len(drawn):
             break
         next_s = min([mesh.dispatcher.next_wake_s, *(at_s for at_s, _, _ in mesh._agenda)])
-        mesh.run(next_s)
-        mesh.do(mesh.dispatcher.handle(next_s, TickPassed()))
-        started |= mesh.started
+        mesh.tick(next_s)
     record = BatchRecord(tuple(map(float, arrivals)), (tuple(map(float, lasts)),))
     batch = repeating("b", (Stage("run", 1.0, 8.0, "cpu", quotas=SEARCH),), record, 0.0)
     inputs = SimulationInput([batch], 0.0, supply({"search": ObservedQuota(limits)}))

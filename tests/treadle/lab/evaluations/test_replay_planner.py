@@ -94,7 +94,8 @@ def test_quotas_are_in_the_log(tmp_path: Path) -> None:
     done = replayed(path)
     assert done.exit_code == 0, done.stderr
     assert "3 stimuli, 2 decisions: all the same" in done.stdout
-    assert "the quota 'search' (1 in 2 s) limits stage run" in done.stdout
+    *_, (_, target) = list(read_log(path)[1])[-1].commands
+    assert target["reason"]["summary"].endswith("; the quota 'search' (1 in 2 s) limits stage run")
 
 
 def test_json_is_one_object(tmp_path: Path) -> None:

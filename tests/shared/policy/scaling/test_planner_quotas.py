@@ -170,6 +170,18 @@ def test_a_worker_is_not_kept_for_a_stage_whose_quota_gives_nothing_before_the_n
     assert held == [1, 0]
 
 
+def test_requests_that_wait_for_a_quota_are_no_surprise_while_more_is_planned_for_later() -> None:
+    """The second half comes when the quota has refilled, and needs twenty cores."""
+    history = replace(judged(), record=BatchRecord((0.0,) * 20 + (100.0,) * 20, ((1.0,) * SIZE,)))
+    ready = PlannerDriver(cores=64, strictness=1.0, look_ahead_s=15.0)
+    knows(ready, rates=[Rate(1.0, 1.0, 30.0)], levels=[Level(30.0, NOW)])
+    decision = target(ready.open(judging("b7"), history))
+    assert (decision.units, "; 1 of them soon" in decision.reason.summary) == (1, True)
+    ready.first("b7")
+    for seconds in (2, 4, 8):
+        ready.look(NOW + seconds, b7=observed(20, seconds, queuing=[NOW] * (20 - seconds)))
+
+
 def test_requests_that_wait_for_a_quota_cause_no_decision() -> None:
     ready = PlannerDriver(cores=64, strictness=1.0, look_ahead_s=15.0)
     knows(ready, rates=[Rate(1.0, 1.0)], levels=[Level(1.0, NOW)])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.model.quotas import Level, QuotaLimits, Rate
+from shared.policy.scaling.pacing import paced, permitted
 from shared.policy.scaling.quota_supply import ObservedQuota
 from shared.policy.scaling.search import BatchRecord, ExpectedBatch, Stage, repeating, search, simulate
 from shared.policy.scaling.simulation import feasible_schedule, schedule
@@ -188,6 +189,23 @@ def test_a_full_bucket_is_granted_at_once_and_an_empty_one_is_not() -> None:
     rate = Rate(1.0, 1.0, 8.0)
     assert search([batch], {"cpu": 64}, supply=supply(limited(rates=[rate]))).units == {"cpu": 8}
     assert search([batch], {"cpu": 64}, supply=supply(limited(rates=[rate], missing=[8.0]))).units == {"cpu": 1}
+
+
+def test_a_batch_is_permitted_the_delay_that_earlier_batches_cause_by_their_quota() -> None:
+    """Eight of 2 s and then eight of 2 s, four at once: T of each alone is 4, and the second one ends at 8."""
+    given = supply(limited(4.0))
+    first, _ = paced(replace(together(8, 2.0, 1.0), key_s=0.0), given, None)
+    second, paced_s = paced(replace(together(8, 2.0, 1.0, name="c"), key_s=1.0), given, None)
+    assert (first.completion_s, second.completion_s, paced_s) == (4.0, 4.0, 4.0)
+    found, stages = permitted([first, second], given)
+    assert [(one.max_extra_delay_s, one.declared_s) for one in found] == [(1.0, 1.0), (4.0, 1.0)]
+    assert [one.text for one in stages] == ["the quota 'search' (4 at once) limits stage judge"] * 2
+
+
+def test_without_waits_for_quotas_a_batch_stays_as_it_is() -> None:
+    batch = together(3, 1.0)
+    assert paced(batch, supply(limited(3.0)), None) == (batch, None)
+    assert permitted([batch], {}) == ([batch], [])
 
 
 def test_work_without_quotas_passes_work_that_waits_for_one() -> None:

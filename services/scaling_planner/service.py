@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from services.scaling_planner import metrics
 from services.scaling_planner.capacity import Capacity
 from services.scaling_planner.measurements import ended_batch, observed_batches, opened_batch
+from services.scaling_planner.quotas import QuotaReader, quotas_of
 from shared.bus import functions
 from shared.bus.batch_snapshot import read_counts, read_snapshot
 from shared.bus.batches import batch_exists
@@ -86,6 +87,7 @@ class PlannerService:
         self._planned = asyncio.Event()
         self._decision_s = 0.0
         """Duration of the last decision."""
+        self._quotas = QuotaReader(redis)
         self.restored = False
         """The state is rebuilt from Postgres; deliveries may begin."""
 
@@ -233,10 +235,11 @@ class PlannerService:
         """Pass a snapshot and a stimulus to the planner (in a thread, because a search may take long), then store and
         publish.
         """
+        quotas = await self._quotas.observe(self._planner.quotas_named | quotas_of(stimulus))
         observed = await with_retries(self._observe, what="reading batch snapshots", limit_s=None)
         now = self._clock.unix()
         started = time.perf_counter()
-        commands = await asyncio.to_thread(self._apply, now, observed, stimulus)
+        commands = await asyncio.to_thread(self._apply, now, *quotas, observed, stimulus)
         self._decision_s = time.perf_counter() - started
         self._planned.set()
         if commands:

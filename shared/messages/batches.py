@@ -26,6 +26,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker_cost: float
     """C_j of DistRS §5.1: cost of one worker, in any unit common to the workflow."""
     timeout_s: float
+    quotas: dict[str, float] = {}
+    """Quota -> amount that one action of this stage takes."""
 
 
 class BatchOpened(Message, frozen=True, kw_only=True, tag="batch.opened.v1"):

@@ -25,6 +25,7 @@ from shared.policy.scaling.stimuli import (
     FirstRequestArrived,
     NodesChanged,
     ProgressReported,
+    QuotasObserved,
     Stimulus,
     TargetsRestored,
     TimerFired,
@@ -40,12 +41,13 @@ KINDS: Mapping[str, type[Stimulus]] = {
         ProgressReported,
         BatchRemoved,
         BatchesObserved,
+        QuotasObserved,
         NodesChanged,
         TimerFired,
     )
 }
 
-VERSION = 3
+VERSION = 4
 """Version of the log. Raise it with any change of `PlannerConfig`, of a stimulus or of a command."""
 NAME = "planner"
 """Prefix of the files' names."""

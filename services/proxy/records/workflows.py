@@ -42,6 +42,7 @@ class PreparedStage:
             units=self.form.fewest,
             worker_cost=self.template.worker_cost,
             timeout_s=self.template.timeout_s,
+            quotas=dict(self.template.quotas),
         )
 
     def check_units(self, params: Mapping[str, Any]) -> None:

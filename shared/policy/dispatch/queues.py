@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import isclose
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.environment_placements import EnvironmentPlacements
 from shared.policy.dispatch.lanes import Lanes
+from shared.policy.dispatch.queue_checks import check_demand, check_lanes
 from shared.policy.dispatch.quota_waiting import WaitingAmounts
 from shared.policy.dispatch.stage_durations import StageDurations
 from shared.policy.dispatch.trajectories import TrajectoryTurns
@@ -96,14 +96,22 @@ class Queues:
         self.waiting_amounts.add(action)
         pool.queued += 1
         pool.queued_s += action.expected_s * action.pool_units
-        pool.add_demand(action.wanted_units, outside=not request.batch)
+        if action.needed_quotas:
+            pool.quota_demand.add(action.work.quotas, action.wanted_units, outside=not request.batch)
+            if pool.target is not None:
+                self.dirty.add(pool.name)
+        else:
+            self._add_demand(pool, action)
+
+    def _add_demand(self, pool: Pool, action: ActionState) -> None:
+        pool.add_demand(action.wanted_units, outside=not action.request.batch)
         action.in_demand = True
         if pool.target is not None:
             self.dirty.add(pool.name)
 
     def remove(self, action: ActionState) -> None:
         """Remove an action from its queue for good (answered, or about to be queued elsewhere)."""
-        self.dequeue(action)
+        self._leave(action)
         self.remove_demand(action)
 
     def prioritize(self, action: ActionState, priority: float) -> bool:
@@ -125,7 +133,14 @@ class Queues:
         return True
 
     def dequeue(self, action: ActionState) -> None:
-        """Remove an action from its queue because it is on a node now. Its demand remains."""
+        """Remove an action from its queue because it is on a node now. Its demand remains, or begins if it waited for
+        quotas.
+        """
+        self._leave(action)
+        if not action.in_demand:
+            self._add_demand(self.pool(action.work.pool), action)
+
+    def _leave(self, action: ActionState) -> None:
         request, lane = action.request, action.lane
         assert lane is not None, f"{request.id} waits nowhere"
         pool = self.pool(action.work.pool)
@@ -140,6 +155,8 @@ class Queues:
         pool.queued_s -= action.expected_s * action.pool_units
         if request.batch:
             self.batches.uncount_waiting(request, (pool.name, lane.name, request.tenant))
+        if not action.in_demand:
+            pool.quota_demand.remove(action.work.quotas, action.wanted_units, outside=not request.batch)
         del self.queued[request.id]
         self.waiting_amounts.remove(action)
 
@@ -286,6 +303,12 @@ class Queues:
                     lane.feasible = ""
                     self._queue_stuck(lane)
 
+    def quotas_free(self) -> None:
+        """Compute the shares of pools again whose waiting work takes quotas, because more may be free. O(pools)."""
+        self.dirty.update(
+            pool.name for pool in self.pools.values() if pool.target is not None and pool.quota_demand.sets
+        )
+
     def _queue_stuck(self, lane: Lane) -> None:
         for action_id in sorted(lane.stuck):
             self._push(lane, self.queued[action_id])
@@ -300,26 +323,5 @@ class Queues:
         self.waiting_amounts.check(self.queued)
         for pool in self.pools.values():
             queued = {name: action for name, action in self.queued.items() if action.work.pool == pool.name}
-            self._check_lanes(pool, queued)
-            self._check_demand(pool, list(queued.values()), [one for one in held if one.work.pool == pool.name])
-
-    def _check_lanes(self, pool: Pool, queued: dict[str, ActionState]) -> None:
-        rest = set(queued)
-        for lane in pool.all_lanes():
-            lane.queue.check()
-            waiting = {*lane.queue, *lane.stuck, *lane.behind, *lane.postponed, *lane.withdrawn}
-            assert len(waiting) == lane.waiting, f"{pool.name} {lane.name}: in its order and set aside"
-            assert waiting == {name for name in rest if queued[name].lane is lane}, f"{lane.name}: its actions"
-            assert lane is pool or waiting, f"{pool.name}: the lane {lane.name} is empty"
-            rest -= waiting
-        assert not rest, f"{pool.name}: its lanes contain what waits for it, not {rest}"
-
-    def _check_demand(self, pool: Pool, queued: list[ActionState], held: list[ActionState]) -> None:
-        assert len(queued) == pool.queued, f"{pool.name}: number of waiting actions"
-        queued_s = sum(action.expected_s * action.pool_units for action in queued)
-        assert isclose(queued_s, pool.queued_s, abs_tol=1e-6), f"{pool.name}: unit-seconds that wait"
-        each = {action.request.id: action for action in [*queued, *held]}.values()
-        wanted = [(action.wanted_units, action.request.batch) for action in each if action.in_demand]
-        assert sum(units for units, _ in wanted) == pool.demand.units, f"{pool.name}: units wanted"
-        outside = sum(units for units, batch in wanted if not batch)
-        assert outside == pool.outside.units, f"{pool.name}: units wanted outside batches"
+            check_lanes(pool, queued)
+            check_demand(pool, list(queued.values()), [one for one in held if one.work.pool == pool.name])

@@ -290,6 +290,8 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
     if cluster.quotas.refunded:
         cluster.quotas.refunded = False
         cluster.queues.quotas_changed()
+    if cluster.quotas.limits and (cluster.quotas.changed or cluster.next_wake_s <= now):
+        cluster.queues.quotas_free()
     if cluster.queues.dirty:
         for name in sorted(cluster.queues.dirty):
             commands += update_shares(cluster, cluster.queues.pools[name], now)

@@ -2,7 +2,7 @@
 
 Law: a pool's nodes own its target together, and more where work would otherwise never start: for the head of its queue,
 for heads of lanes bound to one node, and for work outside batches. While no planner is alive, they own units for all
-work (`Pool.wanted`).
+work (`Pool.wanted`). Waiting work counts only as far as its quotas let it start now.
 """
 
 from __future__ import annotations
@@ -26,25 +26,34 @@ def update_shares(cluster: ClusterState, pool: Pool, now: float, *, blocked: boo
     rule: ZeroQueue = "off"
     if not cluster.queues.planned:
         rule = "blocked" if blocked or (head is not None and head == pool.feasible) else "on"
-    least = pool.demand.peak if rule == "on" else rule
+    startable = (0, 0)
+    if pool.quota_demand.sets:
+        startable = pool.quota_demand.startable_units(cluster.quotas, now)
+    least = max(pool.demand.peak, pool.demand.units + startable[0]) if rule == "on" else rule
+    outside = max(pool.outside.peak, pool.outside.units + startable[1])
     bound = _bound_units(cluster, pool, now)
     of_head = (action.work.kind, action.work.units) if action is not None else ()
-    inputs = (pool.target, pool.outside.peak, least, tuple(bound.items()), *of_head)
+    inputs = (pool.target, outside, least, tuple(bound.items()), *of_head)
     if inputs == pool.settled:
         return []
     nodes = [node for node in cluster.nodes.of(pool) if node.ready]
-    wanted, shares = _spread_for(pool, nodes, action, rule, bound)
+    wanted, shares = _spread_for(pool, nodes, action, rule, bound, startable)
     pool.settled = inputs if sum(shares.values()) == wanted else None
     return _set_shares(nodes, pool.resource, shares)
 
 
 def _spread_for(
-    pool: Pool, nodes: list[Node], head: ActionState | None, rule: ZeroQueue, bound: dict[str, int]
+    pool: Pool,
+    nodes: list[Node],
+    head: ActionState | None,
+    rule: ZeroQueue,
+    bound: dict[str, int],
+    startable: tuple[int, int],
 ) -> tuple[int, dict[str, int]]:
     """Return the units that the nodes must own together, and those of each."""
     able = [] if head is None else [node for node in nodes if head.could_run_on(node)]
     needed = head.pool_units if head is not None and able else 0
-    wanted = pool.wanted(nodes, needed, rule)
+    wanted = pool.wanted(nodes, needed, rule, startable)
     shares = spread(wanted, nodes, pool.resource, bound)
     if able and all(shares[node.name] < needed for node in able):  # else no node would ever own enough for the head
         host = min(able, key=lambda node: (-node.limit(pool.resource), node.name))  # owns most: the choice is stable

@@ -8,6 +8,7 @@ from typing import Literal
 
 from shared.policy.order.tenants import FairQueue
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.quota_demand import QuotaDemand
 
 ZeroQueue = Literal["off", "on", "blocked"]
 """Rule that applies while no planner is alive. `blocked`: it is on, and the head of the queue does not fit."""
@@ -106,6 +107,8 @@ class Pool(Lane):
     """Demand of work outside batches, which the planner cannot foresee."""
     demand: Demand = field(default_factory=Demand)
     """Demand of all work."""
+    quota_demand: QuotaDemand = field(default_factory=QuotaDemand)
+    """Waiting work that takes quotas. It is in neither demand before it is granted."""
 
     def __post_init__(self) -> None:
         self.resource, _, self.node_class = self.name.partition("@")
@@ -143,18 +146,26 @@ class Pool(Lane):
         self.demand.next_window()
         self.outside.next_window()
 
-    def wanted(self, nodes: Iterable[Node], head_units: int, zero_queue: ZeroQueue = "off") -> int:
+    def wanted(
+        self,
+        nodes: Iterable[Node],
+        head_units: int,
+        zero_queue: ZeroQueue = "off",
+        startable: tuple[int, int] = (0, 0),
+    ) -> int:
         """Units that this pool's nodes must own together.
 
         The planner's target, plus the demand outside batches, and at least what the head of the queue needs. So a wrong
         planner delays work but never starves it. While no planner is alive, also all units that queued and granted work
         takes, and the whole capacity if that is not enough for the head. So no work queues because a target is missing.
+        `startable`: units of the waiting work that its quotas let start now, and of that outside batches.
         """
         capacity = sum(node.capacity.get(self.resource, 0) for node in nodes)
         if self.target is None or zero_queue == "blocked":
             return capacity
-        least = self.demand.peak if zero_queue == "on" else 0
-        return min(capacity, max(self.target + self.outside.peak, least, head_units))
+        least = max(self.demand.peak, self.demand.units + startable[0]) if zero_queue == "on" else 0
+        outside = max(self.outside.peak, self.outside.units + startable[1])
+        return min(capacity, max(self.target + outside, least, head_units))
 
 
 def reserve(

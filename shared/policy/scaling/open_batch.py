@@ -16,6 +16,8 @@ from shared.policy.scaling.collection import CollectionInput, ReportedProgress, 
 from shared.policy.scaling.history import History, weighted_median
 from shared.policy.scaling.list_scheduling import Floats
 from shared.policy.scaling.outstanding import outstanding
+from shared.policy.scaling.pacing import LimitedStage, paced, takes
+from shared.policy.scaling.quota_supply import Supply, granted_in_s, most_at_once, short_limits
 from shared.policy.scaling.search import ExpectedBatch
 from shared.policy.scaling.stimuli import ObservedBatch, ProgressReported
 from shared.policy.scaling.workload import OpenedBatch, PastBatch
@@ -42,6 +44,10 @@ class OpenBatchState:
     """T as last published, Unix seconds; None before the first request, and without history."""
     due_s: float = math.inf
     """T + D as last expected, Unix seconds; infinite before the first request, and without history."""
+    paced_s: float | None = None
+    """T as its quotas permit it, as last expected, Unix seconds; None if they do not delay it."""
+    limited: frozenset[str] = frozenset()
+    """Stages that quotas limited at the last decision: requests wait for these, whatever units there are."""
 
     def learn(self, past: Sequence[PastBatch], window: int) -> None:
         """Set the history from its task's batches: those of the same work and of the size of the newest of them."""
@@ -96,16 +102,61 @@ class OpenBatchState:
         self.key_s = reestimate(before, proposed, first, BOUND_S)
         return self.key_s if self.key_s != before else None
 
+    def pace(self, now: float, expected: ExpectedBatch, supply: Supply) -> ExpectedBatch:
+        """Return the batch with the T that its quotas permit (`pacing.paced`)."""
+        before_s = None if self.paced_s is None else self.paced_s - now
+        expected, paced_s = paced(expected, supply, before_s)
+        self.paced_s = None if paced_s is None else now + paced_s
+        return expected
+
+    def most_at_once(self, supply: Supply) -> list[float] | None:
+        """By stage: the most requests that its quotas let run at once; None if no stage takes from a quota."""
+        if not takes(self.batch.stages, supply):
+            return None
+        running = self._running()
+        return [most_at_once(supply, stage, count) for stage, count in zip(self.batch.stages, running, strict=True)]
+
+    def tightest_limits(self, supply: Supply, pool: str) -> list[str]:
+        """Text of the tightest limit of each stage that draws from a pool."""
+        found = []
+        for stage, running in zip(self.batch.stages, self._running(), strict=True):
+            if stage.drawn_from == pool and (limits := short_limits(supply, stage, running)):
+                name, limit = limits[0]
+                found.append(LimitedStage(self.batch.batch, stage, f"the quota {name!r} ({limit.text})").text)
+        return found
+
+    def held_back(self, supply: Supply, until_s: float) -> frozenset[str]:
+        """Names of the stages whose quotas give nothing within this time."""
+        if not supply:
+            return frozenset()
+        times = [(stage.name, granted_in_s(supply, stage.quotas)) for stage in self.batch.stages if stage.quotas]
+        return frozenset(name for name, in_s in times if in_s > until_s or in_s == math.inf)
+
+    def _running(self) -> list[int]:
+        """By stage: requests that run there."""
+        tables = self.observed.running if self.observed else ()
+        counts = [len(_table(packed, 3)) for packed in tables[: len(self.batch.stages)]]
+        return counts + [0] * (len(self.batch.stages) - len(counts))
+
+    def allow(self, now: float, expected: ExpectedBatch) -> None:
+        """Set T + D after its first request: other batches that take from its quotas may permit more delay."""
+        if math.isfinite(self.due_s) and expected.requests.size:
+            self.due_s = now + expected.completion_s + expected.max_extra_delay_s
+
     def latest_starts_s(self, strictness: float) -> list[float]:
         """By stage: latest start of a request by the timeout-aware rule, Unix seconds."""
         timeouts = [stage.timeout_s for stage in self.batch.stages]
         return [self.due_s - strictness * left_s for left_s in accumulate(reversed(timeouts))][::-1]
 
     def overdue(self, now: float, strictness: float, pool: str) -> int:
-        """Number of requests that wait for a pool beyond their latest start."""
+        """Number of requests that wait for a pool beyond their latest start. Those that quotas hold do not count."""
         queuing = self.observed.queuing if self.observed else ()
         stages = zip(self.batch.stages, self.latest_starts_s(strictness), queuing, strict=False)
-        return sum(len(_table(packed, 2)) for stage, at, packed in stages if stage.drawn_from == pool and at < now)
+        return sum(
+            len(_table(packed, 2))
+            for stage, at, packed in stages
+            if stage.drawn_from == pool and at < now and stage.name not in self.limited
+        )
 
     def expected(self, now: float, random: Random, *, paced: bool = False) -> ExpectedBatch:
         """Expected remaining work, by its history. Its clock begins now, because Unix seconds would lose the

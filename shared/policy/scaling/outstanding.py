@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import accumulate
 
 from shared.policy.scaling.stimuli import ObservedBatch
@@ -41,19 +41,39 @@ def outstanding(
     return counts
 
 
-def most_units(stages: Sequence[Stage], counts: Sequence[float], pool: str) -> float:
-    """Most units of a pool that outstanding requests could hold at once: each is in one stage at a time."""
-    widths = [stage.units if stage.drawn_from == pool else 0 for stage in stages]
-    widest = list(accumulate(reversed(widths), max))[::-1]
-    return sum(count * width for count, width in zip(counts, widest, strict=True) if count and width)
+def most_units(
+    stages: Sequence[Stage], counts: Sequence[float], pool: str, at_once: Sequence[float] | None = None
+) -> float:
+    """Most units of a pool that outstanding requests could hold at once: each is in one stage at a time.
+
+    `at_once`: by stage, the most requests that its quotas let run at once; None: any number of each.
+    """
+    if at_once is None:
+        widths = [stage.units if stage.drawn_from == pool else 0 for stage in stages]
+        widest = list(accumulate(reversed(widths), max))[::-1]
+        return sum(count * width for count, width in zip(counts, widest, strict=True) if count and width)
+    left, units = list(counts), 0.0
+    for place in sorted(range(len(stages)), key=lambda place: -stages[place].units):
+        room = at_once[place] if stages[place].drawn_from == pool else 0.0
+        for present in range(place, -1, -1):  # those with the fewest stages to come first
+            taken = min(room, left[present])
+            if taken > 0:
+                units += taken * stages[place].units
+                room, left[present] = (one - taken if one < math.inf else one for one in (room, left[present]))
+    return units
 
 
-def least_units(stages: Sequence[Stage], counts: Sequence[float], pool: str) -> int:
+def least_units(stages: Sequence[Stage], counts: Sequence[float], pool: str, held_back: Container[str] = ()) -> int:
     """Units for one worker of each stage that an outstanding request may still need, the widest first.
 
-    Fewer requests than stages need as many workers as there are requests.
+    Fewer requests than stages need as many workers as there are requests. `held_back`: names of stages that quotas do
+    not let start soon; they need none.
     """
     reached = accumulate(counts)
-    widths = [stage.units for stage, come in zip(stages, reached, strict=True) if come and stage.drawn_from == pool]
+    widths = [
+        stage.units
+        for stage, come in zip(stages, reached, strict=True)
+        if come and stage.drawn_from == pool and stage.name not in held_back
+    ]
     requests = sum(counts)
     return sum(sorted(widths, reverse=True)[: len(widths) if math.isinf(requests) else int(requests)])

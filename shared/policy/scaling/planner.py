@@ -19,7 +19,10 @@ from random import Random
 
 from shared.policy.scaling import reasons
 from shared.policy.scaling.config import PlannerConfig
+from shared.policy.scaling.expectations import expect
 from shared.policy.scaling.open_batch import OpenBatchState
+from shared.policy.scaling.pacing import LimitedStage
+from shared.policy.scaling.quota_supply import ObservedQuota, Supply, supply_at
 from shared.policy.scaling.reasons import Reason
 from shared.policy.scaling.relaxation import RelaxedPlan, search_relaxed
 from shared.policy.scaling.search import ExpectedBatch, Plan, Stage, simulate
@@ -28,11 +31,11 @@ from shared.policy.scaling.stimuli import (
     BatchesObserved,
     BatchRemoved,
     Command,
-    ExpectCompletion,
     FirstRequestArrived,
     NodesChanged,
     ProgressReported,
     PublishTarget,
+    QuotasObserved,
     Stimulus,
     TargetsRestored,
     TimerFired,
@@ -58,6 +61,10 @@ class Planner:
     _open: dict[str, OpenBatchState] = field(default_factory=dict)
     _capacity: dict[str, int] = field(default_factory=dict)
     _cold_start_s: dict[str, float] = field(default_factory=dict)
+    _quotas: Mapping[str, ObservedQuota | None] = field(default_factory=dict)
+    _supply: Supply = field(default_factory=dict)
+    """Quotas at the last decision."""
+    _limited: Sequence[LimitedStage] = ()
     _stabilized: dict[str, StabilizedTarget] = field(default_factory=dict)
     _published: set[str] = field(default_factory=set)
     """Pools of which this process has published a target."""
@@ -90,6 +97,9 @@ class Planner:
                 return self._batch_removed(now, stimulus)
             case BatchesObserved():
                 return self._batches_observed(now, stimulus)
+            case QuotasObserved():
+                self._quotas = stimulus.quotas
+                return []
             case NodesChanged():
                 self._cold_start_s = dict(stimulus.cold_start_s)
                 if stimulus.units == self._capacity:
@@ -126,6 +136,11 @@ class Planner:
     def open_batches(self) -> list[str]:
         """Names of the open batches."""
         return list(self._open)
+
+    @property
+    def quotas_named(self) -> set[str]:
+        """Names of the quotas that the stages of open batches take from."""
+        return {name for one in self._open.values() for stage in one.batch.stages for name in stage.quotas}
 
     def uses_history_of(self, ended: OpenedBatch) -> bool:
         """Return whether another batch of the same work is open, so that the history of the ended batch applies to
@@ -183,7 +198,7 @@ class Planner:
             stage.drawn_from
             for batch in stimulus.batches.keys() & self._open.keys()
             for stage, waits in zip(self._open[batch].batch.stages, stimulus.batches[batch].queuing, strict=False)
-            if waits
+            if waits and stage.name not in self._open[batch].limited
         }
         early = {pool for pool in waited_for if self.targets.get(pool, 0) < self._planned.get(pool, 0)}
         early |= {pool for pool, count in self._all_overdue(now).items() if count > self._overdue.get(pool, 0)}
@@ -205,15 +220,23 @@ class Planner:
         """
         concerned = {stage.drawn_from for stage in stages}
         self._decided_s = now
+        self._supply = supply_at(now, self._quotas)
         active = [state for state in self._open.values() if self._is_active(state, now)]
-        commands, batches = self._expected(now, active)
+        commands, batches, self._limited = expect(
+            now, active, self._random, paced=self.config.paced, supply=self._supply
+        )
         config, ceilings = self.config, {pool: self._ceiling(pool) for pool in self._capacity}
         near = self._found_units if math.isfinite(config.review_s) else None
-        found = search_relaxed(batches, ceilings, strictness=config.strictness, trade=config.trade, near=near)
+        found = search_relaxed(
+            batches, ceilings, strictness=config.strictness, trade=config.trade, near=near, supply=self._supply
+        )
         self._found_units, self._strictness = found.plan.units, found.strictness
         self._overdue = self._all_overdue(now)
-        soon = self._soon(found.plan)
-        demands = {pool: pool_demand(pool, active, found.plan, soon, ceilings[pool]) for pool in sorted(self._capacity)}
+        soon, until_s = self._soon(found.plan), max(config.look_ahead_s, config.review_s)
+        given = (self._supply, until_s)
+        demands = {
+            pool: pool_demand(pool, active, found.plan, soon, ceilings[pool], *given) for pool in sorted(self._capacity)
+        }
         self._planned = {pool: demand.planned + demand.unknown for pool, demand in demands.items()}
         for pool, demand in demands.items():
             needed = min(self._ceiling(pool), max(demand.units, self._floor(pool)))
@@ -225,20 +248,6 @@ class Planner:
             reason = self._reason(pool, event, demand, found).with_held(units, demand.planned, demand.soon)
             commands.append(PublishTarget(pool, previous, units, reason))
         return commands
-
-    def _expected(self, now: float, active: Sequence[OpenBatchState]) -> tuple[list[Command], list[ExpectedBatch]]:
-        """Expectations of the batches with history, in the dispatcher's order, and commands for each T that has
-        changed.
-        """
-        commands: list[Command] = []
-        batches = []
-        for state in (state for state in active if state.history is not None):
-            expected = state.expected(now, self._random, paced=self.config.paced)
-            moved_s = state.move(now, expected)
-            if moved_s is not None:
-                commands.append(ExpectCompletion(state.batch.batch, moved_s))
-            batches.append(expected if state.key_s is None else replace(expected, key_s=state.key_s - now))
-        return commands, batches
 
     def _soon(self, plan: Plan) -> Mapping[str, int]:
         """Units of a plan that are needed before the next review; running work has its units anyway."""
@@ -254,6 +263,10 @@ class Planner:
         return min(held, self._ceiling(pool))
 
     def _reason(self, pool: str, event: str, demand: PoolDemand, found: RelaxedPlan) -> Reason:
+        limited = [one.text for one in self._limited if one.stage.drawn_from == pool]
+        return self._found_reason(pool, event, demand, found).with_limits([*limited, *demand.limits])
+
+    def _found_reason(self, pool: str, event: str, demand: PoolDemand, found: RelaxedPlan) -> Reason:
         plan, ceiling, floor = found.plan, self._ceiling(pool), self._floor(pool)
         if demand.tasks:
             return reasons.no_history(pool, event, sorted(demand.tasks), demand.unknown, demand.soon, ceiling, floor)
@@ -263,8 +276,11 @@ class Planner:
         if found.missed is not None:
             return reasons.not_enough(pool, event, found.batches, found.missed, units, ceiling, floor)
         if units and self.config.explains:
-            fewer = simulate(found.batches, {**plan.units, pool: units - 1}, strictness=found.strictness)
-        return reasons.searched(pool, event, found.batches, units, plan.outcome, fewer, ceiling, floor, found.part)
+            less = {**plan.units, pool: units - 1}
+            fewer = simulate(found.batches, less, strictness=found.strictness, supply=self._supply)
+        quotas = {one.batch for one in self._limited}
+        batches = found.batches
+        return reasons.searched(pool, event, batches, units, plan.outcome, fewer, ceiling, floor, found.part, quotas)
 
     # ---- state -----------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -49,6 +49,10 @@ class Reason:
         if units > max(soon, self.floor):
             summary += f"; {units:,} stay held, needed recently"
         return replace(self, summary=summary)
+
+    def with_limits(self, limits: Sequence[str]) -> Reason:
+        """Add the quotas that limit stages of the pool; each text once."""
+        return replace(self, summary="; ".join([self.summary, *dict.fromkeys(limits)])) if limits else self
 
     def document(self) -> dict[str, Any]:
         """Return the reason as it is stored."""
@@ -127,6 +131,7 @@ def searched(
     ceiling: int,
     floor: int,
     lowered: float = 1.0,
+    limited: Container[str] = (),
 ) -> Reason:
     """Reason: the fewest units that are enough.
 
@@ -141,12 +146,15 @@ def searched(
         ceiling: most units the pool can hold.
         floor: fewest it may hold.
         lowered: remaining part of the strictness; the ceilings cannot meet more.
+        limited: batches that wait for quotas, whatever units there are.
     """
     worst = max(_drawing(pool, batches), key=lambda batch: outcome.extra_delay_s[batch.batch] - batch.declared_s)
     late, limit = outcome.extra_delay_s[worst.batch], worst.declared_s
     met = f"extra delay {late:.1f} s <= D {limit:.1f} s"
     if late > limit + TOLERANCE_S:
         met = f"extra delay {late:.1f} s: batch {worst.batch} is later than D {limit:.1f} s already"
+        if worst.batch in limited:
+            met = f"extra delay {late:.1f} s: quotas let batch {worst.batch} not meet D {limit:.1f} s"
     summary = f"{_whose(pool, batches)}: {_found(pool, units)}: {met}"
     if fewer is not None and not fewer.feasible and all(map(math.isfinite, fewer.extra_delay_s.values())):
         summary += f"; with {units - 1}, {_broken(batches, fewer)}"

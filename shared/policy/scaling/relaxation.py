@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shared.policy.scaling.list_scheduling import TOLERANCE_S
+from shared.policy.scaling.quota_supply import UNLIMITED, Supply
 from shared.policy.scaling.search import ExpectedBatch, Outcome, Plan, search, simulate
 
 STEPS: Final = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -42,6 +43,7 @@ def search_relaxed(
     strictness: float = 1.0,
     trade: bool = True,
     near: Mapping[str, int] | None = None,
+    supply: Supply = UNLIMITED,
 ) -> RelaxedPlan:
     """Run the search (`search.search`) at the greatest part of the strictness that the ceilings meet.
 
@@ -53,10 +55,10 @@ def search_relaxed(
         ValueError: the requests do not have one row of times for each stage.
     """
     for part in STEPS if strictness else STEPS[:1]:
-        plan = search(batches, ceilings, strictness=part * strictness, trade=trade, near=near)
+        plan = search(batches, ceilings, strictness=part * strictness, trade=trade, near=near, supply=supply)
         if plan.outcome.feasible:
             return RelaxedPlan(plan, part * strictness, part, None, tuple(batches))
-    missed = simulate(batches, ceilings, strictness=0.0)
+    missed = simulate(batches, ceilings, strictness=0.0, supply=supply)
     if not all(map(math.isfinite, missed.extra_delay_s.values())):
         return RelaxedPlan(plan, 0.0, 0.0, missed, tuple(batches))
     late = tuple(
@@ -67,4 +69,5 @@ def search_relaxed(
         )
         for batch in batches
     )
-    return RelaxedPlan(search(late, ceilings, strictness=0.0, trade=trade, near=near), 0.0, 0.0, missed, late)
+    plan = search(late, ceilings, strictness=0.0, trade=trade, near=near, supply=supply)
+    return RelaxedPlan(plan, 0.0, 0.0, missed, late)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shared.policy.scaling.quota_supply import UNLIMITED, Supply
 from shared.policy.scaling.simulation import (
     Outcome,
     Schedule,
@@ -81,6 +82,7 @@ def search(
     strictness: float = 1.0,
     trade: bool = True,
     near: Mapping[str, int] | None = None,
+    supply: Supply = UNLIMITED,
 ) -> Plan:
     """Return the fewest units of each pool with which no batch is later than T + D, most expensive pool first
     (Algorithm 1).
@@ -91,6 +93,7 @@ def search(
         strictness: of the timeout-aware rule (`simulate`).
         trade: continue where the paper stops: exchange units of one pool for more expensive ones of another.
         near: first guess by pool. The result of the last search saves a third of the simulations of the next.
+        supply: quotas at the beginning of that clock (`simulate`).
 
     Returns:
         A feasible plan in which no single pool can lose a unit; or the ceilings, with the violation that remains.
@@ -103,7 +106,7 @@ def search(
     trade (without the timeout-aware rule) they take 0.1 s and 0.75 s, 58 simulations each, and the plan is 1 to 6 %
     cheaper.
     """
-    inputs = SimulationInput(batches, strictness)
+    inputs = SimulationInput(batches, strictness, supply)
     at_most = [ceilings.get(pool, 0) for pool in inputs.pools]
     trials = _Trials(inputs, at_most)
     if not trials.feasible(at_most):

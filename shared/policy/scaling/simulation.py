@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from shared.policy.scaling.list_scheduling import TOLERANCE_S, Floats
+from shared.policy.scaling.quota_supply import UNLIMITED, Supply
 from shared.policy.scaling.simulation_input import ScheduleInput, SimulationInput, peak
-from shared.policy.scaling.simulation_kernel import run_to_end
+from shared.policy.scaling.simulation_kernel import run_to_end, run_with_quotas
 from shared.policy.scaling.workload import ExpectedBatch
 
 
@@ -50,7 +51,13 @@ class Outcome:
         return self.violation is None
 
 
-def simulate(batches: Sequence[ExpectedBatch], units: Mapping[str, int], *, strictness: float = 1.0) -> Outcome:
+def simulate(
+    batches: Sequence[ExpectedBatch],
+    units: Mapping[str, int],
+    *,
+    strictness: float = 1.0,
+    supply: Supply = UNLIMITED,
+) -> Outcome:
     """Run batches on a number of units and return the outcome (SIMULATE, to its end).
 
     Args:
@@ -58,11 +65,12 @@ def simulate(batches: Sequence[ExpectedBatch], units: Mapping[str, int], *, stri
         units: by pool; a pool that is not named has none.
         strictness: of the timeout-aware rule. A request that has to wait at stage k until ts breaks it if ts +
         strictness * (T_k + ... + T_M) > T + D. 1 is the paper's; with 0 only the expected times decide.
+        supply: quotas at the beginning of that clock. The time for which they alone would hold a request is no wait.
 
     Raises:
         ValueError: the requests do not have one row of times for each stage.
     """
-    inputs = SimulationInput(batches, strictness)
+    inputs = SimulationInput(batches, strictness, supply)
     return outcome(inputs, schedule(inputs.complete, [units.get(pool, 0) for pool in inputs.pools]))
 
 
@@ -90,8 +98,11 @@ def feasible_schedule(source: ScheduleInput, capacity: Sequence[int]) -> Schedul
 
 
 def _run(source: ScheduleInput, capacity: Sequence[int], enough_s: float) -> Schedule:
-    coming = (source.arrivals_s, source.first_visits, source.under_way, source.begins_s)
-    starts, used, slack = run_to_end(source.visits, coming, np.array(capacity, np.int64), enough_s)
+    coming, owned = source[1:5], np.array(capacity, np.int64)
+    if source.claims is None:
+        starts, used, slack = run_to_end(source.visits, coming, owned, enough_s)
+    else:
+        starts, used, slack, _ = run_with_quotas(source.visits, coming, source.claims.columns, owned, enough_s)
     return Schedule(starts, used.tolist(), slack)
 
 
@@ -117,13 +128,17 @@ def outcome(inputs: SimulationInput, found: Schedule) -> Outcome:
 
 
 def _longest_wait(inputs: SimulationInput, starts: Floats, last: int) -> int:
-    """Stage for which the request of a visit waits longest up to it; a stage that never starts counts as longest."""
+    """Stage for which the request of a visit waits longest up to it; a stage that never starts counts as longest. The
+    time for which quotas alone would hold it does not count.
+    """
     first = last
     while first and not inputs.visits["final"][first - 1]:
         first -= 1
     path = slice(first, last + 1)
     ready = inputs.earliest_s[path].copy()
     ready[1:] = (starts[path] + inputs.visits["lasts_s"][path])[:-1]
+    if inputs.unlimited is not None:
+        ready = np.maximum(ready, inputs.unlimited.starts_s[path])
     waits = np.where(np.isinf(starts[path]), math.inf, starts[path]) - np.where(np.isinf(ready), 0.0, ready)
     return int(inputs.stage[first + int(np.argmax(waits))])
 

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.policy.scaling.list_scheduling import TOLERANCE_S, VISIT, Counts, Flags, Floats, Records
-from shared.policy.scaling.simulation_kernel import most_at_once
+from shared.policy.scaling.quota_claims import Claims, claims_of
+from shared.policy.scaling.quota_supply import UNLIMITED, Supply, granted_in_s
+from shared.policy.scaling.simulation_kernel import most_at_once, run_with_quotas
 from shared.policy.scaling.workload import ExpectedBatch, Stage
 
 
@@ -23,6 +25,19 @@ class ScheduleInput(NamedTuple):
     under_way: Counts
     """Visits that run at the beginning."""
     begins_s: float
+    claims: Claims | None = None
+    """What the visits take from quotas; None: nothing."""
+
+
+class UnlimitedUnits(NamedTuple):
+    """Schedule of work that only quotas limit: each visit has its units at once."""
+
+    starts_s: Floats
+    """By visit; infinite if its quotas never give what it needs."""
+    lacked: Counts
+    """By visit: the limit that it waited for; -1: none."""
+    claims: Claims
+    """What the visits take."""
 
 
 class SimulationInput:
@@ -33,15 +48,20 @@ class SimulationInput:
     Args:
         batches: open together; their times are on one clock.
         strictness: of the timeout-aware rule (`simulate`).
+        supply: quotas at the beginning of that clock.
+
+    A visit is not late if it starts no later than with unlimited units: no units would let its quotas give earlier.
+    With quotas one more simulation, of unlimited units.
 
     Raises:
         ValueError: the requests do not have one row of times for each stage.
     """
 
-    def __init__(self, batches: Sequence[ExpectedBatch], strictness: float) -> None:
+    def __init__(self, batches: Sequence[ExpectedBatch], strictness: float, supply: Supply = UNLIMITED) -> None:
         if any(len(batch.requests.executions_s) != len(batch.stages) for batch in batches):
             raise ValueError("a record needs one row of execution times for each stage of its workflow")
         self.batches = tuple(batches)
+        self._supply = supply
         self.pools = tuple(sorted({stage.drawn_from for batch in batches for stage in batch.stages}))
         rows = _rows(self.batches)
         reached = ~np.isnan(rows.lasts.T)
@@ -68,6 +88,22 @@ class SimulationInput:
         visits["final"][first + counts - 1] = 1
         self.visits: Records = visits
         self.complete = self._schedule_input(visits, first[~rows.running], first[~rows.running], first[rows.running])
+        self.request: Counts = np.repeat(rows.number, counts)
+        """Position in its batch of each visit's request."""
+        self.unlimited: UnlimitedUnits | None = None
+        """Schedule with unlimited units; None if no visit takes from a limited quota."""
+        claims = claims_of(stages, supply, steps, visits["pool"]) if supply else None
+        if claims is not None:
+            self._add(claims)
+
+    def _add(self, claims: Claims) -> None:
+        """Add what the visits take from quotas."""
+        visits, complete = self.visits, self.complete._replace(claims=claims)
+        unlimited = np.full(len(self.pools), visits["units"].sum(), np.int64)
+        starts, _, _, lacked = run_with_quotas(visits, complete[1:5], claims.columns, unlimited, math.inf)
+        self.complete, self.unlimited = complete, UnlimitedUnits(starts, lacked, claims)
+        known = np.isfinite(starts)
+        visits["limit_s"][known] = np.maximum(visits["limit_s"][known], starts[known] + TOLERANCE_S)
 
     def _schedule_input(self, visits: Records, firsts: Counts, numbers: Counts, under_way: Counts) -> ScheduleInput:
         """Work of some visits; `firsts` (numbered `numbers` here) are the first visits of future requests."""
@@ -101,10 +137,13 @@ class SimulationInput:
         """Return those of the pools whose visits follow only visits of these pools: with enough units they never queue.
 
         Excludes pools in which a visit ends at its start and another follows. In list scheduling, other work that takes
-        units at that moment precedes the following visit; without the pool it would not.
+        units at that moment precedes the following visit; without the pool it would not. None if visits wait for
+        quotas.
         """
         place = self.visits["pool"]
         at_once = self.earliest_s + self.visits["lasts_s"] == self.earliest_s
+        if self.unlimited is not None:
+            return frozenset()
         pools -= set(place[at_once & (self.visits["final"] == 0)].tolist())
         follows = np.flatnonzero(self.visits["final"][:-1] == 0) + 1
         while True:
@@ -119,25 +158,34 @@ class SimulationInput:
 
         A waiting request may need every stage of its workflow, whatever is expected of it (Algorithm 1 begins at one
         worker). The widest visit must fit. And for every t, the work that starts after t even without queueing must fit
-        between t and the last T + D. Running work has its units in any case.
+        between t and the last T + D. Running work has its units in any case. A stage whose quotas never give what it
+        needs is not counted.
         """
         mine = self.visits["pool"] == pool
         mine[self.complete.under_way] = False
         name = self.pools[pool]
         waiting = [stage for batch in self.batches if batch.requests.size for stage in batch.stages]
-        least = max((stage.units for stage in waiting if stage.drawn_from == name), default=0)
+        waiting = [stage for stage in waiting if stage.drawn_from == name]
+        waiting = [one for one in waiting if not one.quotas or granted_in_s(self._supply, one.quotas) < math.inf]
+        least = max((stage.units for stage in waiting), default=0)
         if not mine.any():
             return least
         starts, units = self.earliest_s[mine], self.visits["units"][mine]
         order = np.argsort(-starts)
         work = np.cumsum((self.visits["lasts_s"][mine] * units)[order])
-        room = _latest(self.batches).max() - starts[order]
+        latest = float(_latest(self.batches).max())
+        if self.unlimited is not None:
+            ends = self.unlimited.starts_s + self.visits["lasts_s"]
+            latest = max(latest, float(ends[np.isfinite(ends)].max(initial=-math.inf)))
+        room = latest - starts[order]
         asked = float((work / np.maximum(room, TOLERANCE_S)).max())
         return max(least, int(units.max()), math.ceil(asked - TOLERANCE_S))
 
     def most(self, pool: int) -> int:
-        """Most units in use at once without any queueing."""
+        """Most units in use at once without any queueing; all if visits wait for quotas, which may gather them."""
         mine = self.visits["pool"] == pool
+        if self.unlimited is not None:
+            return int(self.visits["units"][mine].sum())
         starts = self.earliest_s[mine]
         return peak(starts, starts + self.visits["lasts_s"][mine], self.visits["units"][mine])
 
@@ -168,6 +216,8 @@ class _Rows(NamedTuple):
     lasts: Floats
     """(stages, requests)"""
     running: Flags
+    number: Counts
+    """Position in its batch."""
 
 
 def _rows(batches: Sequence[ExpectedBatch]) -> _Rows:
@@ -183,7 +233,8 @@ def _rows(batches: Sequence[ExpectedBatch]) -> _Rows:
     running = np.concatenate([np.empty(0, bool), *(one.running for one in asks)])
     order = _order(batches)
     order = order[~np.isnan(lasts).all(axis=0)[order]]
-    return _Rows(owner[order], ready[order], lasts[:, order], running[order])
+    number = np.concatenate([np.empty(0, np.int64), *(np.arange(one.size) for one in asks)])
+    return _Rows(owner[order], ready[order], lasts[:, order], running[order], number[order])
 
 
 def _order(batches: Sequence[ExpectedBatch]) -> Counts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shared.policy.scaling.quota_supply import ObservedQuota
 from shared.policy.scaling.reasons import Reason
 from shared.policy.scaling.workload import OpenedBatch, PastBatch
 
@@ -84,6 +85,16 @@ class BatchesObserved:
 
 
 @dataclass(frozen=True)
+class QuotasObserved:
+    """Limits and levels of the quotas that the stages of open batches name: before every other stimulus, if there are
+    any.
+    """
+
+    quotas: Mapping[str, ObservedQuota | None]
+    """By name; None: it does not exist."""
+
+
+@dataclass(frozen=True)
 class NodesChanged:
     """Nodes have joined or left."""
 
@@ -105,6 +116,7 @@ Stimulus = (
     | ProgressReported
     | BatchRemoved
     | BatchesObserved
+    | QuotasObserved
     | NodesChanged
     | TimerFired
 )

@@ -24,6 +24,7 @@ import numpy as np
 from shared.policy.scaling.list_scheduling import Counts, Floats
 from shared.policy.scaling.open_batch import OpenBatchState
 from shared.policy.scaling.outstanding import least_units, most_units
+from shared.policy.scaling.quota_supply import UNLIMITED, Supply
 from shared.policy.scaling.search import Plan
 
 
@@ -70,6 +71,8 @@ class PoolDemand(NamedTuple):
     """Units that outstanding requests of tasks without history can use."""
     tasks: set[str]
     """Tasks without history."""
+    limits: tuple[str, ...] = ()
+    """Quotas that let fewer of their requests run at once, for the reason."""
 
     @property
     def units(self) -> int:
@@ -77,7 +80,13 @@ class PoolDemand(NamedTuple):
 
 
 def pool_demand(
-    pool: str, active: Sequence[OpenBatchState], plan: Plan, soon: Mapping[str, int], ceiling: int
+    pool: str,
+    active: Sequence[OpenBatchState],
+    plan: Plan,
+    soon: Mapping[str, int],
+    ceiling: int,
+    supply: Supply = UNLIMITED,
+    until_s: float = math.inf,
 ) -> PoolDemand:
     """Compute the demand for a pool.
 
@@ -87,15 +96,22 @@ def pool_demand(
         plan: of those with history.
         soon: by pool, units of the plan that are needed before the next review.
         ceiling: most units that the pool can hold.
+        supply: quotas now.
+        until_s: seconds until the next review; a stage whose quotas give nothing until then needs no worker.
     """
-    least, unknown, tasks = 0, 0.0, set()
+    least, unknown, tasks, limits = 0, 0.0, set(), dict[str, None]()
     for state in active:
         stages, counts = state.batch.stages, state.outstanding()
-        least = max(least, least_units(stages, counts, pool))
+        least = max(least, least_units(stages, counts, pool, state.held_back(supply, until_s)))
         if state.history is None and state.draws_from(pool):
-            unknown += most_units(stages, counts, pool)
+            at_once = state.most_at_once(supply)
+            could, can = most_units(stages, counts, pool), most_units(stages, counts, pool, at_once)
+            unknown += can
             tasks.add(state.batch.task)
-    return PoolDemand(plan.units.get(pool, 0), soon.get(pool, 0), least, int(min(unknown, ceiling)), tasks)
+            if can < min(could, ceiling):
+                limits |= dict.fromkeys(state.tightest_limits(supply, pool))
+    units = int(min(unknown, ceiling))
+    return PoolDemand(plan.units.get(pool, 0), soon.get(pool, 0), least, units, tasks, tuple(limits))
 
 
 @dataclass(slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,6 +30,8 @@ class Stage:
     """Pool its units come from; empty: a pool of its own, named after the stage."""
     units: int = 1
     """Units of the pool that one worker holds (the fewest the stage runs with)."""
+    quotas: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Quota -> amount that one request takes from it, together with its units."""
 
     @property
     def drawn_from(self) -> str:
@@ -52,10 +55,17 @@ class OpenedBatch:
     first_arrival_at: float | None = None
 
     def same_work(self, other: OpenedBatch) -> bool:
-        """Return whether the measurements of one apply to the other: same size and workflow, at any prices."""
+        """Return whether the measurements of one apply to the other: same size and workflow, at any prices and quotas,
+        because neither changes an execution.
+        """
 
         def work(batch: OpenedBatch) -> tuple[str, str, int | None, list[Stage]]:
-            return batch.tenant, batch.task, batch.size, [replace(stage, worker_cost=0.0) for stage in batch.stages]
+            return (
+                batch.tenant,
+                batch.task,
+                batch.size,
+                [replace(stage, worker_cost=0.0, quotas={}) for stage in batch.stages],
+            )
 
         return work(self) == work(other)
 

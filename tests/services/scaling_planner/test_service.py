@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
@@ -14,12 +15,14 @@ from services.scaling_planner.terms import GROUP
 from shared.bus import functions
 from shared.bus.connection import command, connect
 from shared.bus.nodes import publish_hello
+from shared.bus.quotas import set_quota
 from shared.messages.batches import (
     BATCHES,
     FirstArrival,
 )
 from shared.messages.nodes import NODES, Hello
 from shared.messages.targets import TargetSet
+from shared.policy.model.quotas import QuotaLimits
 from shared.store import database
 from shared.store.answers import Answers
 from shared.store.batches import BatchHistory
@@ -28,7 +31,9 @@ from shared.store.plans import Plans
 from shared.store.records import KeptAnswer
 from tests.services.scaling_planner.mesh import (
     FIRST,
+    STAGES,
     Mesh,
+    a_batch,
     all_acknowledged,
     an_answer,
     are,
@@ -40,6 +45,22 @@ from tests.services.scaling_planner.mesh import (
     soon,
 )
 from treadle.testing.servers import running_postgres, running_valkey, temporary_home
+
+
+async def test_a_pool_is_not_scaled_up_for_work_that_a_quota_holds_back(
+    mesh: Mesh, redis_url: str, database_url: str
+) -> None:
+    await set_quota(mesh.redis, "search", QuotaLimits((1.0,)))
+    stages = [msgspec.structs.replace(stage, quotas={"search": 1.0}) for stage in STAGES]
+    judging = msgspec.structs.replace(a_batch("b1"), stages=stages)
+    async with running(planner(redis_url, database_url)):
+        await soon(lambda: are(mesh, [0]))
+        await command(mesh.redis, "HSET", "batch:b1", "state", "open", "submitted", 0, "answered", 0)
+        await mesh.publish(judging)
+        await soon(lambda: are(mesh, [0, 2]))  # one request in each of two stages, instead of three requests
+        last = (await mesh.published())[-1]
+    assert isinstance(last, TargetSet)
+    assert last.reason.endswith("the quota 'search' (1 at once) limits stage run")
 
 
 async def test_a_batch_is_kept_learnt_from_and_the_next_one_gets_what_it_needs(

@@ -124,6 +124,12 @@ def test_a_stage_queues_in_the_pool_of_its_units(units: Any, cost: Any, pool: st
     assert stage.plan().timeout_s == 7
 
 
+def test_the_planner_learns_what_a_stage_takes_from_quotas() -> None:
+    flow = workflow({"kind": "noop", "quotas": {"search": 1, "judge-tokens": 800}}, {"kind": "noop"})
+
+    assert [stage.plan().quotas for stage in flow.stages] == [{"search": 1.0, "judge-tokens": 800.0}, {}]
+
+
 def test_a_stage_carries_the_score_it_names_for_its_time_limit_and_only_that() -> None:
     flow = workflow({"kind": "noop", "timeout_score": -2.5}, {"kind": "noop"})
 

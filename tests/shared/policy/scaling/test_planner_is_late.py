@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import accumulate
+from random import Random
 
 import numpy as np
 import pytest
 
 from shared.policy.order.ebf import BOUND_S
 from shared.policy.scaling.config import PlannerConfig
+from shared.policy.scaling.expectations import expect
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
     BatchAdded,
@@ -62,7 +64,8 @@ def test_the_order_of_the_search_is_the_order_that_was_published() -> None:
     ready.first("b1", NOW)
     ready.look(NOW + 3.4, b1=observed(3, 3))
     assert completions(ready.has(7, NOW + 3.4)) == []
-    commands, (expected,) = ready.planner._expected(NOW + 3.4, list(ready.planner._open.values()))
+    states = list(ready.planner._open.values())
+    commands, (expected,), _ = expect(NOW + 3.4, states, Random(1), paced=False, supply={})
     assert commands == []
     assert expected.completion_s == pytest.approx(4.0)
     assert expected.order_s == pytest.approx(3.6)

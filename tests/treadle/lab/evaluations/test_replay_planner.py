@@ -11,8 +11,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from shared.policy.model.quotas import Level, QuotaLimits, Rate
 from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
+from shared.policy.scaling.quota_supply import ObservedQuota
 from shared.policy.scaling.stimuli import (
     BatchAdded,
     BatchRemoved,
@@ -20,6 +22,7 @@ from shared.policy.scaling.stimuli import (
     FirstRequestArrived,
     NodesChanged,
     PublishTarget,
+    QuotasObserved,
     Stimulus,
     TimerFired,
 )
@@ -46,11 +49,22 @@ DECISIONS = 6
 the second; T again at the review, because its requests are late."""
 
 
-def written(path: Path, *, seed: int = 0, tampered: int | None = None) -> Path:
-    """The stimulus log of the story; the decision `tampered` asks for one more unit."""
+JUDGING = replace(FIRST, stages=(replace(FIRST.stages[0], quotas={"search": 1.0}),))
+LIMITS = QuotaLimits((4.0,), (Rate(1.0, 2.0),))
+QUOTAS: tuple[tuple[float, Stimulus], ...] = (
+    (0.0, NodesChanged({POOL: 8}, {})),
+    (1.0, QuotasObserved({"search": ObservedQuota(LIMITS, (Level(0.5, NOW),)), "gone": None})),
+    (1.0, BatchAdded(JUDGING, (PAST,))),
+)
+
+
+def written(
+    path: Path, *, seed: int = 0, tampered: int | None = None, story: tuple[tuple[float, Stimulus], ...] = STORY
+) -> Path:
+    """The stimulus log of a story; the decision `tampered` asks for one more unit."""
     planner = Planner(PlannerConfig(stabilization_s=0.0), seed=seed)
     log = StimulusLog(path, planner, most_bytes=1 << 20)
-    for number, (after, stimulus) in enumerate(STORY):
+    for number, (after, stimulus) in enumerate(story):
         commands: list[Command] = planner.handle(NOW + after, stimulus)
         if number == tampered:
             commands = [
@@ -72,6 +86,16 @@ def test_a_log_made_again_is_identical(tmp_path: Path) -> None:
     assert "no-history: no history of task code yet" in done.stdout
     assert "0 → 4" in done.stdout
     assert "T of batch b2" in done.stdout
+
+
+def test_quotas_are_in_the_log(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.log", story=QUOTAS)
+    assert [entry.stimulus for entry in read_log(path)[1]] == [stimulus for _, stimulus in QUOTAS]
+    done = replayed(path)
+    assert done.exit_code == 0, done.stderr
+    assert "3 stimuli, 2 decisions: all the same" in done.stdout
+    *_, (_, target) = list(read_log(path)[1])[-1].commands
+    assert target["reason"]["summary"].endswith("; the quota 'search' (1 in 2 s) limits stage run")
 
 
 def test_json_is_one_object(tmp_path: Path) -> None:
@@ -162,7 +186,7 @@ def test_a_log_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(planning, "VERSION", planning.VERSION + 1)
     StimulusLog(path, Planner(), most_bytes=10_000).close()
     monkeypatch.undo()
-    with pytest.raises(LogError, match="of version 4; this Treadle reads version 3"):
+    with pytest.raises(LogError, match="of version 5; this Treadle reads version 4"):
         read_log(path)
 
 
@@ -171,4 +195,4 @@ def test_a_log_with_another_header_is_refused_by_its_version(tmp_path: Path) -> 
     header = msgspec.msgpack.encode({"version": 2, "ways": {}, "floors": {}, "ceilings": {}, "seed": 0})
     path = tmp_path / "planner-1.log"
     path.write_bytes(struct.pack("<I", len(header)) + header)
-    refused(replayed(path), "is a stimulus log of version 2; this Treadle reads version 3")
+    refused(replayed(path), "is a stimulus log of version 2; this Treadle reads version 4")

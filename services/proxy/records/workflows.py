@@ -77,6 +77,7 @@ class PreparedStage:
             error_score=self.template.error_score or 0.0,
             exception_score=self.template.exception_score,
             quotas=self.template.quotas,
+            repeatable=spec.repeats(merged),
         )
 
 

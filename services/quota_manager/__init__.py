@@ -1,0 +1,1 @@
+"""Calls of external services for the mesh: outgoing HTTP, its addresses and its secrets."""

@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from services.quota_manager.outgoing.urls import InvalidUrl, Origin, read_url
+from services.quota_manager.urls import InvalidUrl, Origin, read_url
 from shared.runtime.settings import WrongSetting
 
 VARIABLE: Final = "QUOTA_SECRET_"

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
+
+
+class NamesSecret(Protocol):
+    """Value of a header by reference."""
+
+    @property
+    def secret(self) -> str: ...
+
+
+HeaderValue = str | NamesSecret
 
 
 class SecretName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,7 +34,7 @@ class OutgoingCall:
     """`http` or `https`. It may have a query."""
     query: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Added to the query of `url`, percent-encoded."""
-    headers: Mapping[str, str | SecretName] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, HeaderValue] = field(default_factory=dict, repr=False)
     body: bytes | None = field(default=None, repr=False)
     content_type: str | None = None
     """Of the body. The header `content-type` has priority."""

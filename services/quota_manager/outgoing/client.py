@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from services.quota_manager.outgoing.addresses import Addresses
-from services.quota_manager.outgoing.calls import OutgoingAnswer, OutgoingCall, SecretName
+from services.quota_manager.outgoing.calls import HeaderValue, OutgoingAnswer, OutgoingCall
 from services.quota_manager.outgoing.errors import (
     BrokenAnswer,
     ForbiddenAddress,
@@ -33,7 +33,7 @@ from services.quota_manager.outgoing.errors import (
 )
 from services.quota_manager.outgoing.headers import ABROAD, bounded, checked_headers, secrets_of
 from services.quota_manager.outgoing.masking import Mask
-from services.quota_manager.outgoing.urls import InvalidUrl, Target, read_url, redirected
+from services.quota_manager.urls import InvalidUrl, Target, read_url, redirected
 from services.quota_manager.secrets import Secret, Secrets
 from shared.runtime.http import HttpClient, HttpFailure, HttpLimits, HttpReply, HttpRequest, open_http
 from shared.runtime.http_addresses import Resolve
@@ -58,7 +58,7 @@ class _Progress:
 
     call: OutgoingCall
     target: Target
-    headers: dict[str, tuple[str, str | SecretName]] = field(repr=False)
+    headers: dict[str, tuple[str, HeaderValue]] = field(repr=False)
     secrets: Mapping[str, Secret] = field(repr=False)
     """Secrets of the next request, by lower-case name of the header; empty after a redirect."""
     mask: Mask
@@ -70,7 +70,7 @@ class _Progress:
     def request(self) -> HttpRequest:
         """Return the next request. It contains the values of secrets: pass it on and store it nowhere."""
         headers = [
-            (shown, self.secrets[name].header_value() if isinstance(value, SecretName) else value)
+            (shown, value if isinstance(value, str) else self.secrets[name].header_value())
             for name, (shown, value) in self.headers.items()
         ]
         return HttpRequest(self.call.method, self.target.url, headers, self.call.body)

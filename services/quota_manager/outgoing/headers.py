@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from services.quota_manager.outgoing.calls import SecretName
+from services.quota_manager.outgoing.calls import HeaderValue
 from services.quota_manager.outgoing.errors import InvalidCall
-from services.quota_manager.outgoing.urls import Origin
+from services.quota_manager.urls import Origin
 from services.quota_manager.secrets import Secret, SecretRefused, Secrets
 
 MOST_HEADERS: Final = 64
@@ -37,8 +37,8 @@ def is_settable(name: str) -> bool:
 
 
 def checked_headers(
-    headers: Mapping[str, str | SecretName], content_type: str | None
-) -> dict[str, tuple[str, str | SecretName]]:
+    headers: Mapping[str, HeaderValue], content_type: str | None
+) -> dict[str, tuple[str, HeaderValue]]:
     """Return the headers of a call: lower-case name -> name and value. Secrets are not resolved.
 
     Raises:
@@ -46,7 +46,7 @@ def checked_headers(
     """
     if len(headers) > MOST_HEADERS:
         raise InvalidCall(f"the call has more than {MOST_HEADERS} headers")
-    checked: dict[str, tuple[str, str | SecretName]] = {}
+    checked: dict[str, tuple[str, HeaderValue]] = {}
     for name, value in headers.items():
         if not TOKEN.fullmatch(name):
             raise InvalidCall("the name of a header is not valid: use letters, digits and hyphens")
@@ -73,7 +73,7 @@ def check_value(name: str, value: str) -> None:
 
 
 def secrets_of(
-    headers: Mapping[str, tuple[str, str | SecretName]], secrets: Secrets, tenant: str, origin: Origin
+    headers: Mapping[str, tuple[str, HeaderValue]], secrets: Secrets, tenant: str, origin: Origin
 ) -> dict[str, Secret]:
     """Return the secrets that the headers of a call name: lower-case name of the header -> secret.
 
@@ -82,7 +82,7 @@ def secrets_of(
     """
     found: dict[str, Secret] = {}
     for name, (_, value) in headers.items():
-        if isinstance(value, SecretName):
+        if not isinstance(value, str):
             try:
                 found[name] = secrets.granted(value.secret, tenant=tenant, origin=origin, header=name)
             except SecretRefused as error:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from services.quota_manager.outgoing.urls import InvalidUrl, Target, read_url, redirected
+from services.quota_manager.urls import InvalidUrl, Target, read_url, redirected
 from tests.services.quota_manager.outgoing.tricks import SPELLINGS
 
 

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any, Final, Literal
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from shared.runtime.http_addresses import AddressRefused, Judge, JudgedResolver, Resolve, SystemResolver, judged_socket
@@ -105,7 +106,7 @@ class HttpClient:
             return HttpFailure("answer", str(error))
         except aiohttp.ClientConnectorError as error:
             return _not_connected(error)
-        except aiohttp.ClientResponseError:
+        except (aiohttp.ClientResponseError, HttpProcessingError):
             return HttpFailure("answer", "the answer is not valid HTTP, or its head is too large")
         except aiohttp.ClientPayloadError:
             return HttpFailure("answer", "the answer is cut off or not valid HTTP")
@@ -150,8 +151,8 @@ class _Progress:
         if self.stage == "connect":
             return "no connection was made in time"
         if self.stage == "first-byte":
-            return f"no answer began within {min(limits.first_byte_s, limits.total_s):g} s"
-        return f"the answer did not end within {limits.total_s:g} s"
+            return f"no answer began within {round(min(limits.first_byte_s, limits.total_s), 2):g} s"
+        return f"the answer did not end within {round(limits.total_s, 2):g} s"
 
 
 @asynccontextmanager

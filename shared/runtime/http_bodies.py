@@ -70,18 +70,21 @@ class _Inflating:
             return
         if self._stream is None:  # RFC 9110 means zlib by deflate; some servers send the raw stream
             self._stream = zlib.decompressobj(zlib.MAX_WBITS if data[0] & 0x0F == 8 else -zlib.MAX_WBITS)
-        while data:
+        while True:
             try:
                 piece = self._stream.decompress(data, PIECE)
             except zlib.error:
                 raise UnreadableBody("the body is not of its content-encoding") from None
             if self._stream.unused_data:
                 raise UnreadableBody("the body goes on after the end of its compressed content")
+            left = self._stream.unconsumed_tail
             if piece:
                 yield piece
-            elif len(self._stream.unconsumed_tail) == len(data):
+            elif data and len(left) == len(data):
                 raise UnreadableBody("the body is not of its content-encoding")
-            data = self._stream.unconsumed_tail
+            if not left and len(piece) < PIECE:  # else more content may be held although all input is consumed
+                return
+            data = left
 
     def finish(self) -> None:
         """Check that the stream has ended.

@@ -116,9 +116,11 @@ class Outgoing:
             reply = await self._http.exchange(progress.request(), self._limits(progress))
             if isinstance(reply, HttpFailure):
                 raise progress.error(reply)
-            target = self._redirect(progress, reply)
+            target = _redirect(progress, reply)
             if target is None:
                 return _answer(progress, reply)
+            if isinstance(target, HttpFailure):
+                raise progress.error(target)
             progress.follow(target)
 
     def _begin(self, call: OutgoingCall) -> _Progress:
@@ -154,35 +156,6 @@ class Outgoing:
         unread = REDIRECTS if _is_followed(call) else frozenset[int]()
         return HttpLimits(left_s, first_byte_s, call.most_bytes, unread)
 
-    def _redirect(self, progress: _Progress, reply: HttpReply) -> Target | None:
-        """Return the target of a redirect to follow; None: the reply is the answer.
-
-        Raises:
-            BrokenAnswer: it leads to no valid URL, or there were too many.
-            ForbiddenAddress: it leads from https to http, or a secret to another server.
-        """
-        if reply.status not in REDIRECTS or not _is_followed(progress.call):
-            return None
-        location = next((value for name, value in reply.headers if name.lower() == "location"), None)
-        if location is None:
-            return None
-        if progress.mask.is_in(location):
-            raise progress.error(HttpFailure("address", "it redirects to a URL that contains the call's secret"))
-        target, wrong = progress.target, ""
-        try:
-            target = redirected(progress.target, location)
-        except InvalidUrl as error:
-            wrong = str(error)
-        if wrong:
-            raise progress.error(HttpFailure("answer", f"it redirects to a URL that cannot be called: {wrong}"))
-        if progress.is_secret and progress.target.scheme == "https" and target.scheme == "http":
-            raise progress.error(HttpFailure("address", "it redirects a call with a secret from https to http"))
-        if progress.secrets and target.origin == progress.target.origin:
-            return None
-        if progress.redirects == MOST_REDIRECTS:
-            raise progress.error(HttpFailure("answer", f"it redirects more than {MOST_REDIRECTS} times"))
-        return target
-
 
 @asynccontextmanager
 async def open_outgoing(
@@ -213,12 +186,37 @@ def _is_followed(call: OutgoingCall) -> bool:
     return call.method in FOLLOWED and call.body is None
 
 
+def _redirect(progress: _Progress, reply: HttpReply) -> Target | HttpFailure | None:
+    """Return the target of a redirect to follow; None: the reply is the answer.
+
+    A failure is returned, because the variables of a raising function, which can be logged, would have the location.
+    """
+    if reply.status not in REDIRECTS or not _is_followed(progress.call):
+        return None
+    location = next((value for name, value in reply.headers if name.lower() == "location"), None)
+    if location is None:
+        return None
+    if progress.mask.is_in(location):
+        return HttpFailure("address", "it redirects to a URL that contains the call's secret")
+    try:
+        target = redirected(progress.target, location)
+    except InvalidUrl as error:
+        return HttpFailure("answer", f"it redirects to a URL that cannot be called: {error}")
+    if progress.is_secret and progress.target.scheme == "https" and target.scheme == "http":
+        return HttpFailure("address", "it redirects a call with a secret from https to http")
+    if progress.secrets and target.origin == progress.target.origin:
+        return None
+    if progress.redirects == MOST_REDIRECTS:
+        return HttpFailure("answer", f"it redirects more than {MOST_REDIRECTS} times")
+    return target
+
+
 def _answer(progress: _Progress, reply: HttpReply) -> OutgoingAnswer:
     now = asyncio.get_running_loop().time()
     mask = progress.mask
     return OutgoingAnswer(
         status=reply.status,
-        headers=tuple((mask.text(name), mask.text(value)) for name, value in bounded(reply.headers)),
+        headers=bounded((mask.text(name), mask.text(value)) for name, value in reply.headers),
         body=mask.body(reply.body),
         url=mask.text(progress.target.shown),
         elapsed_s=now - progress.start,

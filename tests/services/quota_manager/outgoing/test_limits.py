@@ -234,6 +234,7 @@ async def test_a_server_that_does_not_read_the_body_ends_at_the_time_limit() -> 
     finally:
         stop.set()
         server.close()
+        await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +261,7 @@ async def test_a_head_that_is_too_large_or_invalid_is_refused(head: bytes) -> No
 async def test_the_headers_of_an_answer_are_bounded_and_valid_text() -> None:
     lines = [f"X-{number}: {'y' * 1000}" for number in range(100)]
     answer = await called(answering(reply(200, b"", *lines)))
-    assert len(answer.headers) == 32
+    assert len(answer.headers) == 33  # as many as have 32 KiB
     few = [f"X-{number}: y" for number in range(100)]
     assert len((await called(answering(reply(200, b"", *few)))).headers) == 64
 

@@ -107,6 +107,7 @@ async def serving(
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # for the connections to be closed
 
 
 def trusting() -> ssl.SSLContext:

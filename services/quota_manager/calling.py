@@ -13,7 +13,7 @@ import msgspec
 
 from services.quota_manager.kinds import RETRIEVE, HttpCall, OutgoingParams, SearchRetrieve
 from services.quota_manager.metrics import CallMetrics
-from services.quota_manager.outcomes import CallEnd, feedback_of, unaccepted
+from services.quota_manager.outcomes import CallEnd, Safety, feedback_of, unaccepted
 from services.quota_manager.outgoing.calls import OutgoingAnswer, OutgoingCall
 from services.quota_manager.outgoing.errors import (
     BrokenAnswer,
@@ -23,10 +23,11 @@ from services.quota_manager.outgoing.errors import (
     NotConnected,
 )
 from services.quota_manager.outputs import InvalidDocuments, documents_output, http_output
-from services.quota_manager.provider import read_answer
+from services.quota_manager.provider import Reading, read_answer
 from services.quota_manager.requests import http_call, is_repeatable, retrieve_call
 from services.quota_manager.scoring import InvalidPattern, NoScore, amount_of, compiled, score_of
 from services.quota_manager.templates import InvalidTemplate
+from shared.kinds.provider_rules import includes
 from shared.messages.grants import Granted
 from shared.policy.model.results import AttemptResult, refused
 from shared.runtime.clock import Clock
@@ -35,6 +36,7 @@ from shared.runtime.validation import decoded
 
 SHOWN_BODY: Final = 200
 """Characters of an answer's body in a reason."""
+ACCEPTED: Final = ["200-299"]
 _http: Final = msgspec.json.Decoder(HttpCall)
 _retrieve: Final = msgspec.json.Decoder(SearchRetrieve)
 
@@ -70,11 +72,11 @@ class Calling:
         except (InvalidCall, ForbiddenAddress) as error:
             return refused(error.reason)
         except NotConnected as error:
-            end: CallEnd | None = CallEnd("failed", error.reason, "unsent")
+            end: CallEnd | None = CallEnd("failed", "no connection", "unsent", error.reason)
         except NoFirstByte as error:
-            end = CallEnd("failed", error.reason, "silent")
+            end = CallEnd("failed", "no answer in time", "silent", error.reason)
         except BrokenAnswer as error:
-            end = CallEnd("failed", error.reason, "sent")
+            end = CallEnd("failed", "a broken answer", "sent", error.reason)
         else:
             self.metrics.seconds.observe(answer.elapsed_s)
             end = self._unaccepted(answer, params)
@@ -84,19 +86,21 @@ class Calling:
 
     def _unaccepted(self, answer: OutgoingAnswer, params: OutgoingParams) -> CallEnd | None:
         """Return how the call ended; None if its answer is accepted."""
-        reading = read_answer(answer.status, answer.headers, answer.body, (), self.clock.unix())
-        reason = reading.reason or f"the upstream answered {answer.status}"
+        reading = self._read(answer, params)
+        said = f"the upstream answered {answer.status}: {beginning(answer.body)}".removesuffix(": ")
         if reading.answer in ("pushed-back", "exhausted"):
-            return CallEnd(reading.answer, reason, "declined", reading.not_before_s)
-        accepted = is_accepted(answer.status, params.accept_status)
-        if accepted and reading.answer == "ok":
+            return CallEnd(reading.answer, reading.reason, "declined", said, reading.not_before_s)
+        accepted = includes(params.accept_status or ACCEPTED, answer.status)
+        if accepted and (reading.answer == "ok" or not params.rules):
             return None
-        shown = f"{reason}: {beginning(answer.body)}".removesuffix(": ")
         if reading.answer == "failed":
             declined = answer.status == 503 and any(name == "retry-after" for name, _ in answer.headers)
-            safety = "declined" if declined else "sent"
-            return CallEnd("failed", shown, safety, reading.not_before_s, final=not (declined or reading.retryable))
-        return CallEnd("ok", shown, "sent", final=True)
+            safety: Safety = "declined" if declined else "sent"
+            return CallEnd("failed", reading.reason, safety, said, reading.not_before_s, not reading.retryable)
+        return CallEnd("ok", "", "sent", said, reading.not_before_s, final=True)
+
+    def _read(self, answer: OutgoingAnswer, params: OutgoingParams) -> Reading:
+        return read_answer(answer.status, answer.headers, answer.body, params.rules, self.clock.unix())
 
     def _accepted(
         self, answer: OutgoingAnswer, grant: Granted, params: OutgoingParams, began: float
@@ -117,10 +121,10 @@ class Calling:
                     score = score_of(params.extract, answer.body)
                     passed = None if params.extract.pass_at is None else score >= params.extract.pass_at
         except NoScore as error:
-            result = self._ended(CallEnd("ok", str(error), "sent"), grant, params, began)
+            result = self._ended(CallEnd("ok", "", "sent", str(error)), grant, params, began)
             return msgspec.structs.replace(result, quotas_used=used)
         except InvalidDocuments as error:
-            return self._ended(CallEnd("failed", str(error), "sent"), grant, params, began)
+            return self._ended(CallEnd("failed", "an answer without documents", "sent", str(error)), grant, params, began)
         self.metrics.answers["ok"].inc()
         return AttemptResult(
             "ok",
@@ -129,12 +133,8 @@ class Calling:
             output,
             quotas_used=used,
             evidence="" if score is None else "separate",
-            feedback=feedback_of(grant, params, "ok", self._not_before_s(answer), ""),
+            feedback=feedback_of(grant, params, "ok", self._read(answer, params).not_before_s, ""),
         )
-
-    def _not_before_s(self, answer: OutgoingAnswer) -> float:
-        """Return the seconds before which an upstream that has answered well wants no other call; 0: none."""
-        return read_answer(answer.status, answer.headers, b"", (), self.clock.unix()).not_before_s
 
     def _ended(self, end: CallEnd, grant: Granted, params: OutgoingParams, began: float) -> AttemptResult:
         self.metrics.answers[end.answer].inc()
@@ -165,15 +165,6 @@ def _used(params: HttpCall, grant: Granted, body: bytes) -> dict[str, float]:
         quota: amount_of(place.pointer, body) for quota, place in params.used.items() if quota in grant.quotas
     }
     return {quota: amount for quota, amount in found.items() if amount is not None}
-
-
-def is_accepted(status: int, accepted: tuple[str, ...]) -> bool:
-    """Return whether a status is one of `accept_status`: `404`, or `200-299`."""
-    for each in accepted:
-        first, _, last = each.partition("-")
-        if int(first) <= status <= int(last or first):
-            return True
-    return False
 
 
 def beginning(body: bytes) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from shared.kinds.formulation import MOST_QUOTAS, Name
+from shared.kinds.provider_rules import ProviderRules, Statuses
 from shared.kinds.spec import KindSpec, Params
 from shared.messages.environments import Variable
 
@@ -27,8 +28,6 @@ MOST_BYTES: Final = 16 << 20
 MOST_QUERIES: Final = 4096
 """Most queries of one call."""
 
-Statuses = Annotated[str, msgspec.Meta(pattern=r"^[1-5][0-9][0-9](-[1-5][0-9][0-9])?(?!\n)$")]
-"""`404`, or `200-299`."""
 Pointer = Annotated[str, msgspec.Meta(pattern=r"^(/[^\n]*)?(?!\n)$", max_length=MOST_PATTERN)]
 """JSON pointer (RFC 6901): `/choices/0/message/content`; empty: the whole body."""
 Header = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}(?!\n)$")]
@@ -78,8 +77,11 @@ class OutgoingParams(Params, frozen=True, kw_only=True):
     """Header -> its text, or the name of a secret: {"Authorization": {"secret": "judge-key"}}."""
     timeout_s: Seconds | None = None
     """Limit of one attempt. Null: the action's `timeout_s`, which limits it anyway."""
-    accept_status: Annotated[tuple[Statuses, ...], msgspec.Meta(min_length=1, max_length=32)] = ("200-299",)
-    """Statuses of accepted answers."""
+    accept_status: Statuses | None = None
+    """Statuses of accepted answers, and ranges: [200, "300-399"]. Null: 200-299."""
+    rules: ProviderRules = ()
+    """What answers mean that the status does not show: {"when": {"body": "captcha"}, "then": "pushed-back"}. The first
+    rule that matches counts, before what is common among providers."""
     most_bytes: Annotated[int, msgspec.Meta(ge=1, le=MOST_BYTES)] = 2 << 20
     """Most bytes of the answer's body, decompressed. A longer answer is a failure of the upstream."""
     attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3

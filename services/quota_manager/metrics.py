@@ -8,9 +8,8 @@ from typing import get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.quota_manager.outcomes import Answer
 from shared.messages.outcomes import RECALLED, Finished, Outcome
-from shared.policy.model.results import ExecutionStatus
+from shared.policy.model.results import ExecutionStatus, UpstreamAnswer
 
 ATTEMPTS = Counter("treadle_quota_manager_attempts", "Attempts that ended on this node.", ["status"])
 ANSWERS = Counter(
@@ -31,7 +30,7 @@ class CallMetrics:
     """Metrics of calls, with their labels resolved."""
 
     seconds: Histogram = SECONDS
-    answers: dict[str, Counter] = field(default_factory=lambda: {name: ANSWERS.labels(name) for name in get_args(Answer)})
+    answers: dict[str, Counter] = field(default_factory=lambda: {name: ANSWERS.labels(name) for name in get_args(UpstreamAnswer)})
 
 
 def observe(report: Callable[[Outcome], None]) -> Callable[[Outcome], None]:

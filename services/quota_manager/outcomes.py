@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from services.quota_manager.kinds import OutgoingParams
 from shared.messages.grants import Granted
-from shared.policy.model.results import AttemptResult, Feedback
+from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
 from shared.runtime.units import Seconds
 
 FIRST_DELAY_S: Final[Seconds] = 1.0
@@ -28,7 +28,6 @@ JITTER: Final = 0.1
 MOST_REASON: Final = 400
 """Characters of a reason."""
 
-Answer = Literal["ok", "pushed-back", "failed", "exhausted"]
 Safety = Literal["unsent", "declined", "silent", "sent"]
 """Safety of a repeat. `unsent`: the upstream has not got the call. `declined`: it says that it has not executed it.
 `silent`: it has got it, and has answered nothing. `sent`: it may have executed it."""
@@ -38,17 +37,20 @@ Safety = Literal["unsent", "declined", "silent", "sent"]
 class CallEnd:
     """End of a call that is no accepted answer."""
 
-    answer: Answer
+    answer: UpstreamAnswer
     """Feedback for the upstream's quota. `ok`: the upstream works, and this call failed."""
     reason: str
+    """For everybody who sees the quota: nothing of the call or of the answer's body."""
     safety: Safety
+    detail: str
+    """For the caller."""
     not_before_s: Seconds = 0.0
     """Seconds before which the upstream wants no call."""
     final: bool = False
     """Another attempt would end alike."""
 
 
-def feedback_of(grant: Granted, params: OutgoingParams, answer: Answer, not_before_s: Seconds, reason: str) -> tuple[
+def feedback_of(grant: Granted, params: OutgoingParams, answer: UpstreamAnswer, not_before_s: Seconds, reason: str) -> tuple[
     Feedback, ...
 ]:  # fmt: skip
     """Return the feedback for the quota of the upstream; none if the action takes none."""
@@ -70,7 +72,7 @@ def unaccepted(
         random: source of the jitter.
     """
     feedback = feedback_of(grant, params, end.answer, end.not_before_s, end.reason)
-    reason = end.reason[:MOST_REASON]
+    reason = (end.detail or end.reason)[:MOST_REASON]
     if (why := _last_because(end, grant, params, repeatable)) is None:
         delay_s = delay_before(grant.attempt, end, random)
         left_s = grant.budget_s - elapsed_s

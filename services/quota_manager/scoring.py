@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
-import re2
 
 from services.quota_manager.kinds import Extraction
+from shared.kinds import provider_rules
 from shared.runtime.validation import UNREADABLE
 
 SHOWN_CHARS: Final = 200
@@ -21,8 +21,6 @@ LONGEST_NUMBER: Final = 64
 """Characters of a number in a text."""
 MOST_SEARCHED: Final = 64 << 10
 """Characters at the end of a text in which a pattern is searched: each match costs some microseconds."""
-MOST_MEMORY: Final = 8 << 20
-"""Bytes of one compiled pattern."""
 _MISSING: Final = object()
 
 
@@ -49,14 +47,10 @@ def compiled(pattern: str) -> Any:
 @lru_cache(maxsize=64)
 def _compiled(pattern: str) -> Any:
     """Return the pattern, or the text of its error, which is also kept: compilation takes up to 10 ms."""
-    options = re2.Options()
-    options.max_mem = MOST_MEMORY
-    options.log_errors = False
     try:
-        found = re2.compile(pattern, options)
-    except re2.error as error:
-        detail = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
-        return f"pattern: {detail[:SHOWN_CHARS]}; the syntax is that of RE2, without look-around and back-references"
+        found = provider_rules.compiled(pattern)
+    except ValueError as error:
+        return f"pattern: {str(error)[:SHOWN_CHARS]}; RE2 has no look-around and no back-references"
     if found.groups != 1:
         return f"pattern: it has {found.groups} groups; write one group, around the score"
     return found

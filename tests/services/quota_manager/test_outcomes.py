@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.quota_manager.kinds import HttpCall, OutgoingParams
-from services.quota_manager.outcomes import Answer, CallEnd, Safety, delay_before, unaccepted
+from services.quota_manager.kinds import HttpCall
+from services.quota_manager.outcomes import CallEnd, Safety, delay_before, unaccepted
 from services.quota_manager.requests import is_repeatable
-from shared.policy.model.results import AttemptResult, Feedback
+from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
 from tests.services.quota_manager.grants import grant
 
 URL = "https://api.example/"
 
 
-def ended(answer: Answer, safety: Safety, *, elapsed_s: float = 1.0, params: dict[str, Any] | None = None,
+def ended(answer: UpstreamAnswer, safety: Safety, *, elapsed_s: float = 1.0, params: dict[str, Any] | None = None,
           not_before_s: float = 0.0, final: bool = False, **granted: Any) -> AttemptResult:  # fmt: skip
     call = HttpCall(url=URL, **(params or {}))
-    end = CallEnd(answer, "why", safety, not_before_s, final)
+    end = CallEnd(answer, "why", safety, "detail", not_before_s, final)
     return unaccepted(end, grant({}, **granted), call, is_repeatable(call), elapsed_s, Random(1))
 
 
 POST = {"method": "POST"}
 
-TABLE: list[tuple[Answer, Safety, dict[str, Any], int, str]] = [
+TABLE: list[tuple[UpstreamAnswer, Safety, dict[str, Any], int, str]] = [
     # nothing was sent: safe for every method
     ("failed", "unsent", POST, 1, "postponed"),
     ("failed", "unsent", {"repeatable": False}, 2, "postponed"),
@@ -57,7 +57,7 @@ TABLE: list[tuple[Answer, Safety, dict[str, Any], int, str]] = [
 
 @pytest.mark.parametrize(("answer", "safety", "params", "attempt", "status"), TABLE)
 def test_only_safe_failures_are_repeated(
-    answer: Answer, safety: Safety, params: dict[str, Any], attempt: int, status: str
+    answer: UpstreamAnswer, safety: Safety, params: dict[str, Any], attempt: int, status: str
 ) -> None:
     result = ended(answer, safety, params=params, attempt=attempt)
 
@@ -66,7 +66,7 @@ def test_only_safe_failures_are_repeated(
 
 
 def test_a_failure_that_would_repeat_itself_is_final() -> None:
-    assert ended("ok", "sent", final=True).reason == "why; it is not repeated"
+    assert ended("ok", "sent", final=True).reason == "detail; it is not repeated"
 
 
 def test_a_repeat_fits_into_the_budget() -> None:
@@ -87,18 +87,15 @@ def test_feedback_is_for_the_quota_of_the_upstream() -> None:
 @given(st.integers(1, 10_000), st.sampled_from(["failed", "pushed-back", "exhausted"]),
        st.floats(0, 3600), st.integers())  # fmt: skip
 def test_a_delay_is_bounded_and_not_before_the_upstreams_time(
-    attempt: int, answer: Answer, not_before_s: float, seed: int
+    attempt: int, answer: UpstreamAnswer, not_before_s: float, seed: int
 ) -> None:
-    delay_s = delay_before(attempt, CallEnd(answer, "", "declined", not_before_s), Random(seed))
+    delay_s = delay_before(attempt, CallEnd(answer, "", "declined", "", not_before_s), Random(seed))
 
     assert not_before_s <= delay_s <= max(1.1 * not_before_s, 30.0 if answer == "exhausted" else 60.0)
 
 
 def test_delays_grow_and_are_spread() -> None:
-    end = CallEnd("failed", "", "unsent")
+    end = CallEnd("failed", "", "unsent", "")
     means = [sum(delay_before(attempt, end, Random(seed)) for seed in range(500)) / 500 for attempt in (1, 2, 3, 7)]
     assert means == pytest.approx([0.5, 1.0, 2.0, 30.0], rel=0.1)
 
-
-def test_every_kind_of_parameters_has_the_same_rules() -> None:
-    assert issubclass(HttpCall, OutgoingParams)

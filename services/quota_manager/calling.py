@@ -102,9 +102,7 @@ class Calling:
     def _read(self, answer: OutgoingAnswer, params: OutgoingParams) -> Reading:
         return read_answer(answer.status, answer.headers, answer.body, params.rules, self.clock.unix())
 
-    def _accepted(
-        self, answer: OutgoingAnswer, grant: Granted, params: OutgoingParams, began: float
-    ) -> AttemptResult:
+    def _accepted(self, answer: OutgoingAnswer, grant: Granted, params: OutgoingParams, began: float) -> AttemptResult:
         """Return the verdict of an accepted answer. Without its score, or its documents, the call has failed."""
         used: dict[str, float] = {}
         score, passed = None, None
@@ -124,7 +122,9 @@ class Calling:
             result = self._ended(CallEnd("ok", "", "sent", str(error)), grant, params, began)
             return msgspec.structs.replace(result, quotas_used=used)
         except InvalidDocuments as error:
-            return self._ended(CallEnd("failed", "an answer without documents", "sent", str(error)), grant, params, began)
+            return self._ended(
+                CallEnd("failed", "an answer without documents", "sent", str(error)), grant, params, began
+            )
         self.metrics.answers["ok"].inc()
         return AttemptResult(
             "ok",
@@ -161,9 +161,7 @@ def _prepared(grant: Granted) -> tuple[OutgoingParams, OutgoingCall]:
 
 def _used(params: HttpCall, grant: Granted, body: bytes) -> dict[str, float]:
     """Return the amounts that the answer reports, of the quotas that the action takes."""
-    found = {
-        quota: amount_of(place.pointer, body) for quota, place in params.used.items() if quota in grant.quotas
-    }
+    found = {quota: amount_of(place.pointer, body) for quota, place in params.used.items() if quota in grant.quotas}
     return {quota: amount for quota, amount in found.items() if amount is not None}
 
 

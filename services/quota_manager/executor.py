@@ -49,6 +49,7 @@ class CallExecutor:
 
     def release(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> None:
         """Count the end of the call."""
+        del grant, task
         CALLS_NOW.dec()
 
     def stop(self) -> None:

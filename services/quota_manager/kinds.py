@@ -47,8 +47,8 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pointer: Pointer | None = None
     """Place of the score, or of the text in which `pattern` finds it. Null: the whole body."""
     pattern: Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_PATTERN)] | None = None
-    """Regular expression with one group, in RE2's syntax, searched in the last 65,536 characters; the last match counts.
-    Null: the place holds a number, a text that is a number, or true or false."""
+    """Regular expression with one group, in RE2's syntax, searched in the last 65,536 characters; the last match
+    counts. Null: the place holds a number, a text that is a number, or true or false."""
     scale: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 1.0
     """Factor of the score: 0.1 for marks from 0 to 10."""
     pass_at: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] | None = None

@@ -30,7 +30,9 @@ class CallMetrics:
     """Metrics of calls, with their labels resolved."""
 
     seconds: Histogram = SECONDS
-    answers: dict[str, Counter] = field(default_factory=lambda: {name: ANSWERS.labels(name) for name in get_args(UpstreamAnswer)})
+    answers: dict[str, Counter] = field(
+        default_factory=lambda: {name: ANSWERS.labels(name) for name in get_args(UpstreamAnswer)}
+    )
 
 
 def observe(report: Callable[[Outcome], None]) -> Callable[[Outcome], None]:

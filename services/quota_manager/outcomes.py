@@ -50,9 +50,9 @@ class CallEnd:
     """Another attempt would end alike."""
 
 
-def feedback_of(grant: Granted, params: OutgoingParams, answer: UpstreamAnswer, not_before_s: Seconds, reason: str) -> tuple[
-    Feedback, ...
-]:  # fmt: skip
+def feedback_of(
+    grant: Granted, params: OutgoingParams, answer: UpstreamAnswer, not_before_s: Seconds, reason: str
+) -> tuple[Feedback, ...]:
     """Return the feedback for the quota of the upstream; none if the action takes none."""
     quota = params.upstream or next(iter(grant.quotas), "")
     return (Feedback(quota, answer, not_before_s, reason[:MOST_REASON]),) if quota in grant.quotas else ()

@@ -109,9 +109,7 @@ def documents_output(body: bytes, *, queries: int, scores: bool, limit: int) -> 
         found = (_with_scores if scores else _without_scores).decode(body)
         check_plain(msgspec.json.decode(body), "the answer")
     except (ValueError, *UNREADABLE) as error:
-        raise InvalidDocuments(
-            f'the answer is not {{"result": [[{form}, ...], ...]}}: {str(error)[:200]}'
-        ) from error
+        raise InvalidDocuments(f'the answer is not {{"result": [[{form}, ...], ...]}}: {str(error)[:200]}') from error
     if len(found.result) != queries:
         raise InvalidDocuments(f"the answer has {len(found.result)} lists of documents for {queries} queries")
     return _encoder.encode(_whole.decode(body))

@@ -1,4 +1,5 @@
-"""HTTP side of the quota manager: the routes of every service (`/healthz`, `/readyz`, `/metrics`; `shared.runtime.app`).
+"""HTTP side of the quota manager: the routes of every service (`/healthz`, `/readyz`, `/metrics`), of
+`shared.runtime.app`.
 
 Clients use the proxy. This module supplies the state and the readiness check.
 """

@@ -7,6 +7,8 @@ in RE2, in time linear in the text, so that no text can hold the process.
 from __future__ import annotations
 
 import math
+from collections import deque
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
@@ -100,7 +102,9 @@ def score_of(extraction: Extraction, body: bytes) -> float:
     else:
         found = at_pointer(decoded_json(body), extraction.pointer or "")
     if extraction.pattern is not None:
-        found = _last_match(extraction.pattern, found if isinstance(found, str) else msgspec.json.encode(found).decode())
+        found = _last_match(
+            extraction.pattern, found if isinstance(found, str) else msgspec.json.encode(found).decode()
+        )
     score = number(found) * extraction.scale
     if not math.isfinite(score):
         raise NoScore("the score is not finite")
@@ -108,12 +112,10 @@ def score_of(extraction: Extraction, body: bytes) -> float:
 
 
 def _last_match(pattern: str, text: str) -> str:
-    last = None
-    for last in compiled(pattern).finditer(text[-MOST_SEARCHED:]):
-        pass
-    if last is None or last.group(1) is None:
+    last = deque(compiled(pattern).finditer(text[-MOST_SEARCHED:]), maxlen=1)
+    if not last or last[0].group(1) is None:
         raise NoScore("the pattern does not match the answer")
-    return str(last.group(1))
+    return str(last[0].group(1))
 
 
 def number(value: Any) -> float:
@@ -123,15 +125,11 @@ def number(value: Any) -> float:
         NoScore: it is none of these, or not finite.
     """
     if isinstance(value, str) and len(value.strip()) <= LONGEST_NUMBER and "_" not in value:
-        try:
+        with suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
-    try:
+    with suppress(OverflowError):
         if isinstance(value, int | float) and math.isfinite(value):
             return float(value)
-    except OverflowError:
-        pass
     shown = value if isinstance(value, str) else type(value).__name__
     raise NoScore(f"the score is no number: {str(shown)[:SHOWN_CHARS]!r}")
 

@@ -1,8 +1,8 @@
 """`POST /retrieve`, as the retrieval servers of Search-R1, verl, SkyRL and slime: queries in, documents out.
 
 The upstream, its quotas and its limits are those of a task: `retrieve` of the tenant `default`, or the one of the path.
-Its only stage is of kind `search.retrieve`. Clients of these servers repeat calls after 500, 502, 503 and 504 alone, and
-take any other error, and an empty answer, as an answer. So:
+Its only stage is of kind `search.retrieve`. Clients of these servers repeat calls after 500, 502, 503 and 504 alone.
+They take any other error, and an empty answer, as an answer. So:
 
   - overload, a late answer and a failed upstream are 503 with Retry-After, and no answer has fewer lists than queries;
   - a call of more queries than `queries_a_call` is several actions, and each takes the quotas of the stage;

@@ -98,4 +98,3 @@ def test_delays_grow_and_are_spread() -> None:
     end = CallEnd("failed", "", "unsent", "")
     means = [sum(delay_before(attempt, end, Random(seed)) for seed in range(500)) / 500 for attempt in (1, 2, 3, 7)]
     assert means == pytest.approx([0.5, 1.0, 2.0, 30.0], rel=0.1)
-

@@ -100,7 +100,7 @@ def test_a_package_contributes_by_its_module_of_declarations(added: Path) -> Non
 
     assert "echo" in kinds.plain
     assert (kinds.kind("echo").service, kinds.kind("echo").fields) == ("echo_manager", ("text",))
-    with pytest.raises(UnknownKind, match=r"unknown kind 'dance'; there are noop, .*, python.function, echo, http, search.retrieve"):
+    with pytest.raises(UnknownKind, match=r"unknown kind 'dance'; there are noop, .*, echo, http, search.retrieve"):
         kinds.kind("dance")
 
 

@@ -11,7 +11,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.cpu_manager.settings import CpuManagerSettings
 from services.engine_proxy.settings import EngineProxySettings
 from services.proxy.settings import ProxySettings
-from services.quota_manager.settings import QuotaManagerSettings
 from services.scaling_planner.settings import ScalingPlannerSettings
 from shared.runtime.settings import Duration, MisspeltSetting, ServiceSettings, TreadleSettings, WrongSetting, load
 from treadle.stack.settings import StackSettings

@@ -27,8 +27,8 @@ def retrieval_paths() -> dict[str, Any]:
         "tags": ["retrieval"],
         "summary": "Ask a retrieval server for documents, within its quotas",
         "description": "Upstream and quotas are those of the task, whose only stage is of kind `search.retrieve`: "
-        "`retrieve` of the tenant `default`, or the task of the path. Overload, a late answer and a failed upstream are "
-        "503 with Retry-After. The same call within a minute joins the actions of the former one.",
+        "`retrieve` of the tenant `default`, or the task of the path. Overload, a late answer and a failed upstream "
+        "are 503 with Retry-After. The same call within a minute joins the actions of the former one.",
         "requestBody": body("Retrieve"),
         "responses": responses({200: ("Documents of each query", "RetrieveReply")}, 404, 413, 422, 503),
     }

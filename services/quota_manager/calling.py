@@ -27,7 +27,7 @@ from services.quota_manager.provider import Reading, read_answer
 from services.quota_manager.requests import http_call, is_repeatable, retrieve_call
 from services.quota_manager.scoring import InvalidPattern, NoScore, amount_of, compiled, score_of
 from services.quota_manager.templates import InvalidTemplate
-from shared.kinds.provider_rules import includes
+from shared.kinds.provider_rules import Statuses, includes
 from shared.messages.grants import Granted
 from shared.policy.model.results import AttemptResult, refused
 from shared.runtime.clock import Clock
@@ -36,7 +36,7 @@ from shared.runtime.validation import decoded
 
 SHOWN_BODY: Final = 200
 """Characters of an answer's body in a reason."""
-ACCEPTED: Final = ["200-299"]
+ACCEPTED: Final[Statuses] = ["200-299"]
 _http: Final = msgspec.json.Decoder(HttpCall)
 _retrieve: Final = msgspec.json.Decoder(SearchRetrieve)
 
@@ -67,22 +67,27 @@ class Calling:
             return refused(str(error) if isinstance(error, BadRequest) else f"params of {grant.work}: {error}")
         if params.upstream is not None and params.upstream not in grant.quotas:
             return refused(f"upstream: the action takes nothing of the quota {params.upstream!r}; name it in `quotas`")
+        end = await self._called(call)
+        if isinstance(end, OutgoingAnswer):
+            self.metrics.seconds.observe(end.elapsed_s)
+            failure = self._unaccepted(end, params)
+            if failure is None:
+                return self._accepted(end, grant, params, began)
+            end = failure
+        return refused(end) if isinstance(end, str) else self._ended(end, grant, params, began)
+
+    async def _called(self, call: OutgoingCall) -> OutgoingAnswer | CallEnd | str:
+        """Return the answer, the end of a call without one, or why it can never be made."""
         try:
-            answer = await self.outgoing.call(call)
+            return await self.outgoing.call(call)
         except (InvalidCall, ForbiddenAddress) as error:
-            return refused(error.reason)
+            return error.reason
         except NotConnected as error:
-            end: CallEnd | None = CallEnd("failed", "no connection", "unsent", error.reason)
+            return CallEnd("failed", "no connection", "unsent", error.reason)
         except NoFirstByte as error:
-            end = CallEnd("failed", "no answer in time", "silent", error.reason)
+            return CallEnd("failed", "no answer in time", "silent", error.reason)
         except BrokenAnswer as error:
-            end = CallEnd("failed", "a broken answer", "sent", error.reason)
-        else:
-            self.metrics.seconds.observe(answer.elapsed_s)
-            end = self._unaccepted(answer, params)
-            if end is None:
-                return self._accepted(answer, grant, params, began)
-        return self._ended(end, grant, params, began)
+            return CallEnd("failed", "a broken answer", "sent", error.reason)
 
     def _unaccepted(self, answer: OutgoingAnswer, params: OutgoingParams) -> CallEnd | None:
         """Return how the call ended; None if its answer is accepted."""

@@ -164,6 +164,7 @@ Ending = Literal[
     "sandbox-lost",
     "timeout",
     "unknown-outcome",
+    "upstream-failed",
 ]
 """End of the action. `ok` and `timeout` are verdicts; the other values are no statement about the sample."""
 
@@ -308,6 +309,20 @@ class QuotaRateView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Name of what is counted, for people: `usd`, `tokens`."""
 
 
+class Upstream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """External service behind a quota, as its answers to calls of the mesh show it."""
+
+    state: Literal["ok", "slowed", "open", "half-open", "exhausted"] | str
+    """`ok`. `slowed`: it has asked for fewer calls. `open`: it fails, and no call is made. `half-open`: it has failed,
+    and one call is made to see whether it answers. `exhausted`: its account has no credit; one call is made from time
+    to time, and work continues when one succeeds or the quota is set again."""
+    most: int | None = None
+    """Most calls at once, because of the service's answers; null: they do not limit it."""
+    not_before: float | None = None
+    """Unix seconds before which no call is made; null: it is not limited."""
+    reason: str = ""
+
+
 class QuotaView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A quota, and what granted actions have taken of it."""
 
@@ -318,6 +333,7 @@ class QuotaView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     actions: int
     """Number of these actions."""
     rates: list[QuotaRateView]
+    upstream: Upstream
 
 
 class QuotaList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,6 +16,7 @@ from shared.kinds.formulation import MOST_QUOTAS, Name
 from shared.kinds.provider_rules import ProviderRules, Statuses
 from shared.kinds.spec import KindSpec, Params
 from shared.messages.environments import Variable
+from shared.runtime.patterns import CONTENT_TYPE, HEADER, POINTER, whole
 
 MOST_FIELDS: Final = 64
 """Most entries of `values`, `query` and `headers`, each."""
@@ -28,9 +29,9 @@ MOST_BYTES: Final = 16 << 20
 MOST_QUERIES: Final = 4096
 """Most queries of one call."""
 
-Pointer = Annotated[str, msgspec.Meta(pattern=r"^(/[^\n]*)?(?!\n)$", max_length=MOST_PATTERN)]
+Pointer = Annotated[str, msgspec.Meta(pattern=whole(POINTER), max_length=MOST_PATTERN)]
 """JSON pointer (RFC 6901): `/choices/0/message/content`; empty: the whole body."""
-Header = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}(?!\n)$")]
+Header = Annotated[str, msgspec.Meta(pattern=whole(HEADER))]
 """Name of an HTTP header."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
@@ -55,7 +56,7 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Least score, after `scale`, that passes. Null: no statement whether the sample passes."""
 
 
-class Amount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UsedAmount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Amount that a call has really used, in its answer."""
 
     pointer: Pointer
@@ -103,11 +104,11 @@ class HttpCall(OutgoingParams, frozen=True, kw_only=True):
     body."""
     text: Annotated[str, msgspec.Meta(max_length=MOST_VALUE)] | None = None
     """Body as text, sent as it is."""
-    content_type: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9!#$&^_.+/;= -]{1,128}(?!\n)$")] | None = None
+    content_type: Annotated[str, msgspec.Meta(pattern=whole(CONTENT_TYPE))] | None = None
     """Content-Type of the body. Null: application/json, or text/plain."""
     extract: Extraction | None = None
     """Where the score is. Null: none is formed."""
-    used: Annotated[dict[Name, Amount], msgspec.Meta(max_length=MOST_QUOTAS)] = {}
+    used: Annotated[dict[Name, UsedAmount], msgspec.Meta(max_length=MOST_QUOTAS)] = {}
     """Quota of the action -> place of the amount that was really used: {"judge-tokens": {"pointer":
     "/usage/total_tokens"}}. The quota is settled by it."""
 

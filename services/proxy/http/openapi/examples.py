@@ -47,7 +47,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
                 "headers": {"Authorization": {"secret": "judge-key"}},
                 "json": {"model": "judge", "messages": [{"role": "user", "content": "Grade from 0 to 10: {answer}"}]},
                 "values": {"answer": "42"},
-                "extract": {"pointer": "/choices/0/message/content", "pattern": "([0-9]+)", "scale": 0.1},
+                "extract": {"pointer": "/choices/0/message/content", "scale": 0.1, "pass_at": 0.5},
                 "used": {"judge-tokens": {"pointer": "/usage/total_tokens"}},
             },
             "quotas": {"judge": 1, "judge-tokens": 800},

@@ -1,9 +1,10 @@
 """Secrets of the operator: values that calls name and never see.
 
-`QUOTA_MANAGER_SECRETS` is the path of a JSON file, name -> secret; a variable `QUOTA_SECRET_<NAME>` is one secret, whose
-name is <NAME> in lower case:
+`QUOTA_MANAGER_SECRETS` is the path of a JSON file, name -> secret. A variable `QUOTA_SECRET_<NAME>` is one secret, and
+its name is <NAME> in lower case:
 
-    {"value": "...", "tenants": ["team-a"], "hosts": ["api.example.com"], "header": "Authorization", "prefix": "Bearer "}
+    {"value": "...", "tenants": ["team-a"], "hosts": ["api.example.com"],
+     "header": "Authorization", "prefix": "Bearer "}
 
 Laws:
   - a value is given for a tenant, an origin and a header that its secret names, else for nothing;

@@ -4,7 +4,7 @@ Laws:
   - at most `most_bytes` + `PIECE` decompressed bytes are in memory, whatever was compressed;
   - at most `most_bytes` + `SLACK` bytes are received, so a stream that decompresses to nothing ends as well.
 
-Encodings: `gzip` and `deflate` (zlib or raw), one member. Others are refused, because the request asks for none of them.
+Encodings: `gzip` and `deflate` (zlib or raw), one member. Others are refused, because the request asks for none.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Laws:
   - each hop of a call is judged: its URL, and each address that a socket connects to;
   - a secret is sent in the first request only, to an origin that it names. No redirect carries it;
   - of the caller's headers, only those of `ABROAD` follow a redirect to another origin;
-  - an answer or an error shows no secret of its call.
+  - an answer or an error shows no secret of its call;
+  - calls share a connection only if they are of the same tenant and carry the same secrets.
 
 A redirect is followed if the method is GET or HEAD and there is no body, at most `MOST_REDIRECTS` times; else the
 redirect is the answer. It is also the answer if it leads a call with a secret to the same origin: it would be refused
@@ -73,7 +74,8 @@ class _Progress:
             (shown, value if isinstance(value, str) else self.secrets[name].header_value())
             for name, (shown, value) in self.headers.items()
         ]
-        return HttpRequest(self.call.method, self.target.url, headers, self.call.body)
+        partition = "\n".join([self.call.tenant, *sorted(secret.name for secret in self.secrets.values())])
+        return HttpRequest(self.call.method, self.target.url, headers, self.call.body, partition)
 
     def error(self, failure: HttpFailure) -> OutgoingError:
         """Return the error for a failed request. The call was sent if an earlier request was."""
@@ -144,7 +146,7 @@ class Outgoing:
         return _Progress(call, target, headers, secrets, mask, bool(secrets), now)
 
     def _judge(self, progress: _Progress) -> None:
-        """Raise `ForbiddenAddress` if the host is an address that is refused. Names are judged when they are resolved."""
+        """Raise `ForbiddenAddress` if the host is a refused address. Names are judged when they are resolved."""
         target = progress.target
         if target.is_address and (reason := self._addresses.refusal(target.host)):
             raise progress.error(HttpFailure("address", reason))

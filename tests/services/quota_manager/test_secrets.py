@@ -227,7 +227,8 @@ def test_there_are_at_most_1024(tmp_path: Path) -> None:
 
 def test_a_value_shows_itself_to_nothing_but_reveal() -> None:
     value = SecretValue(VALUE)
-    shown = [repr(value), str(value), f"{value}", f"{value!r:>20}", "%s %r" % (value, value), format(value, ">9")]  # noqa: UP031
+    shown = [repr(value), str(value), f"{value}", f"{value!r:>20}", format(value, ">9")]
+    shown += ["%s %r" % (value, value)]  # noqa: UP031
     secret = from_variable().granted("key", tenant="team-a", origin=ORIGIN, header="authorization")
     shown += [repr(secret), str(secret), repr([secret]), repr(from_variable()), repr({"a": value})]
     assert not any(VALUE in one or "hidden" in one for one in shown)

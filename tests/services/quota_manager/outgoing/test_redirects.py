@@ -68,7 +68,8 @@ async def test_a_redirect_is_followed_with_its_method_and_headers(method: str, s
 @pytest.mark.parametrize("call", [{"method": "POST"}, {"method": "DELETE"}, {"method": "GET", "body": b"x"}])
 async def test_a_redirect_of_another_method_is_the_answer(call: dict[str, object]) -> None:
     async with serving(redirecting("/b", 307)) as server:
-        made = OutgoingCall(url=f"http://a.test:{server.port}/a", content_type="text/plain", **call)  # type: ignore[arg-type]
+        url = f"http://a.test:{server.port}/a"
+        made = OutgoingCall(url=url, content_type="text/plain", **call)  # type: ignore[arg-type]
         answer = await called(made)
     assert (getattr(answer, "status", answer), len(server.requests)) == (307, 1)
     assert ("location", "/b") in getattr(answer, "headers", ())

@@ -187,7 +187,7 @@ async def test_a_redirect_to_the_same_name_with_another_address_is_judged(monkey
     assert (len(front.requests), canary.connections) == (1, 0)
 
 
-async def test_the_socket_is_judged_even_if_a_resolver_is_not(monkeypatch: pytest.MonkeyPatch, canary: Upstream) -> None:
+async def test_the_socket_is_judged_even_if_a_name_is_not(monkeypatch: pytest.MonkeyPatch, canary: Upstream) -> None:
     async def unjudged(self: JudgedResolver, host: str, port: int = 0, family: Any = 0) -> list[Any]:
         return [
             {"hostname": host, "host": CANARY, "port": port, "family": socket.AF_INET, "proto": 0, "flags": 0}

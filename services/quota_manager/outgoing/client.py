@@ -34,8 +34,8 @@ from services.quota_manager.outgoing.errors import (
 )
 from services.quota_manager.outgoing.headers import ABROAD, bounded, checked_headers, secrets_of
 from services.quota_manager.outgoing.masking import Mask
-from services.quota_manager.urls import InvalidUrl, Target, read_url, redirected
 from services.quota_manager.secrets import Secret, Secrets
+from services.quota_manager.urls import InvalidUrl, Target, read_url, redirected
 from shared.runtime.http import HttpClient, HttpFailure, HttpLimits, HttpReply, HttpRequest, open_http
 from shared.runtime.http_addresses import Resolve
 

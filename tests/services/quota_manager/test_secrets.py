@@ -195,11 +195,9 @@ WRONG: dict[str, Any] = {
 @pytest.mark.parametrize("where", ["file", "variable"])
 def test_a_wrong_secret_is_refused_without_showing_its_value(tmp_path: Path, entry: Any, where: str) -> None:
     text = entry if isinstance(entry, str) else json.dumps(entry)
+    path = written(tmp_path / "secrets", f'{{"key": {text}}}') if where == "file" else None
     with pytest.raises(WrongSecret) as caught:
-        if where == "file":
-            load_secrets(written(tmp_path / "secrets", f'{{"key": {text}}}'), {})
-        else:
-            load_secrets(None, {"QUOTA_SECRET_KEY": text})
+        load_secrets(path, {} if path else {"QUOTA_SECRET_KEY": text})
     seen: BaseException | None = caught.value
     while seen is not None:
         assert not any(part in f"{seen!r} {seen}" for part in (VALUE, "hidden", "7f3a9c", "73914652", "short-7"))

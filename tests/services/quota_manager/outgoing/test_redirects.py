@@ -149,11 +149,13 @@ async def test_a_redirect_to_a_server_that_is_away_counts_as_sent() -> None:
 
 
 async def test_a_secret_does_not_follow_to_another_origin() -> None:
-    async with serving(answering(reply(200, b"there"))) as other:
-        async with serving(redirecting(f"http://b.test:{other.port}/")) as server:
-            secrets = one_secret(f"http://a.test:{server.port}", f"http://b.test:{other.port}")
-            call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
-            answer = await called(call, secrets)
+    async with (
+        serving(answering(reply(200, b"there"))) as other,
+        serving(redirecting(f"http://b.test:{other.port}/")) as server,
+    ):
+        secrets = one_secret(f"http://a.test:{server.port}", f"http://b.test:{other.port}")
+        call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
+        answer = await called(call, secrets)
     assert getattr(answer, "body", answer) == b"there"
     assert server.requests[0].headers["x-secret"] == VALUE
     assert VALUE.encode() not in other.requests[0].raw
@@ -181,32 +183,38 @@ async def test_a_redirect_of_a_call_with_a_secret_to_the_same_origin_is_the_answ
 )
 async def test_a_redirect_that_contains_the_secret_is_not_followed(form: str) -> None:
     """Else the server would have us send it to another host."""
-    async with serving(answering(reply(200))) as other:
-        async with serving(redirecting(form.format(port=other.port))) as server:
-            secrets = one_secret(f"http://a.test:{server.port}")
-            call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
-            answer = await called(call, secrets)
+    async with (
+        serving(answering(reply(200))) as other,
+        serving(redirecting(form.format(port=other.port))) as server,
+    ):
+        secrets = one_secret(f"http://a.test:{server.port}")
+        call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
+        answer = await called(call, secrets)
     assert isinstance(answer, ForbiddenAddress)
     assert "s3cr3t" not in str(answer)
     assert other.connections == 0
 
 
 async def test_a_call_with_a_secret_is_not_redirected_from_https_to_http() -> None:
-    async with serving(answering(reply(200))) as other:
-        async with serving(redirecting(f"http://b.test:{other.port}/"), tls=True) as server:
-            url = f"https://secure.test:{server.port}/"
-            call = OutgoingCall("GET", url, headers={"X-Secret": SecretName("key")})
-            answer = await called(call, one_secret(f"secure.test:{server.port}"))
-            assert server.requests[0].headers["x-secret"] == VALUE
-            assert isinstance(answer, ForbiddenAddress)
-            assert other.connections == 0
-            assert getattr(await called(replace(call, headers={})), "status", 0) == 200
+    async with (
+        serving(answering(reply(200))) as other,
+        serving(redirecting(f"http://b.test:{other.port}/"), tls=True) as server,
+    ):
+        url = f"https://secure.test:{server.port}/"
+        call = OutgoingCall("GET", url, headers={"X-Secret": SecretName("key")})
+        answer = await called(call, one_secret(f"secure.test:{server.port}"))
+        assert server.requests[0].headers["x-secret"] == VALUE
+        assert isinstance(answer, ForbiddenAddress)
+        assert other.connections == 0
+        assert getattr(await called(replace(call, headers={})), "status", 0) == 200
 
 
 async def test_a_redirect_to_https_does_not_carry_the_secret() -> None:
-    async with serving(answering(reply(200)), tls=True) as other:
-        async with serving(redirecting(f"https://secure.test:{other.port}/")) as server:
-            call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
-            answer = await called(call, one_secret(f"http://a.test:{server.port}"))
+    async with (
+        serving(answering(reply(200)), tls=True) as other,
+        serving(redirecting(f"https://secure.test:{other.port}/")) as server,
+    ):
+        call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
+        answer = await called(call, one_secret(f"http://a.test:{server.port}"))
     assert getattr(answer, "status", answer) == 200
     assert "x-secret" not in other.requests[0].headers

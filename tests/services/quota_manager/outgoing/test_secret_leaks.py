@@ -24,7 +24,7 @@ from services.quota_manager.outgoing.masking import Mask
 from services.quota_manager.secrets import Secrets, load_secrets
 from tests.services.quota_manager.outgoing.upstreams import Handler, Names, Received, answering, reply, serving
 
-VALUE = 'hid/den+"<&>\'=zq81 x'
+VALUE = "hid/den+\"<&>'=zq81 x"
 CORE = "zq81"
 """A part that no encoding of the tests below changes; the whole is searched for in each encoding."""
 NAMES = {"a.test": [["127.0.0.1"]], "b.test": [["127.0.0.1"]]}

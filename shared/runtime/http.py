@@ -209,7 +209,7 @@ class _PartitionedRequest(aiohttp.ClientRequest):
     """A request whose connection is shared with requests of the same partition only."""
 
     @property
-    def connection_key(self) -> ConnectionKey:  # type: ignore[override]
+    def connection_key(self) -> ConnectionKey:
         # The field is None without a proxy, and there is none.
         return super().connection_key._replace(proxy_headers_hash=hash(_partition.get()))
 

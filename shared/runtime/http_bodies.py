@@ -61,7 +61,6 @@ class _Inflating:
     """One compressed stream."""
 
     def __init__(self, *, gzip: bool) -> None:
-        self._gzip = gzip
         self._stream = zlib.decompressobj(16 + zlib.MAX_WBITS) if gzip else None
 
     def pieces(self, data: bytes) -> Iterator[bytes]:

@@ -35,7 +35,7 @@ from services.quota_manager.outgoing.errors import (
 from services.quota_manager.outgoing.headers import ABROAD, bounded, checked_headers, secrets_of
 from services.quota_manager.outgoing.masking import Mask
 from services.quota_manager.secrets import Secret, Secrets
-from services.quota_manager.urls import InvalidUrl, Target, read_url, redirected
+from services.quota_manager.urls import InvalidUrl, UrlTarget, read_url, redirected
 from shared.runtime.http import HttpClient, HttpFailure, HttpLimits, HttpReply, HttpRequest, open_http
 from shared.runtime.http_addresses import Resolve
 
@@ -58,7 +58,7 @@ class _Progress:
     """One call on its way."""
 
     call: OutgoingCall
-    target: Target
+    target: UrlTarget
     headers: dict[str, tuple[str, HeaderValue]] = field(repr=False)
     secrets: Mapping[str, Secret] = field(repr=False)
     """Secrets of the next request, by lower-case name of the header; empty after a redirect."""
@@ -82,7 +82,7 @@ class _Progress:
         stage = "first-byte" if failure.stage == "connect" and self.redirects else failure.stage
         return _ERRORS[stage](self.mask.text(f"{self.call.method} {self.target.shown}: {failure.reason}"))
 
-    def follow(self, target: Target) -> None:
+    def follow(self, target: UrlTarget) -> None:
         """Go on to the target of a redirect."""
         if target.origin != self.target.origin:
             self.headers = {name: each for name, each in self.headers.items() if name in ABROAD}
@@ -188,7 +188,7 @@ def _is_followed(call: OutgoingCall) -> bool:
     return call.method in FOLLOWED and call.body is None
 
 
-def _redirect(progress: _Progress, reply: HttpReply) -> Target | HttpFailure | None:
+def _redirect(progress: _Progress, reply: HttpReply) -> UrlTarget | HttpFailure | None:
     """Return the target of a redirect to follow; None: the reply is the answer.
 
     A failure is returned, because the variables of a raising function, which can be logged, would have the location.

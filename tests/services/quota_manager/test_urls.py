@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from services.quota_manager.urls import InvalidUrl, Target, read_url, redirected
+from services.quota_manager.urls import InvalidUrl, UrlTarget, read_url, redirected
 from tests.services.quota_manager.outgoing.tricks import SPELLINGS
 
 
@@ -88,4 +88,4 @@ def test_a_redirect_to_no_valid_url_is_refused(location: str) -> None:
     ("host", "expected"), [("8.8.8.8", True), ("2606::1", True), ("a.b", False), ("8.a", False), ("8", True)]
 )
 def test_addresses_are_told_from_names(host: str, expected: bool) -> None:
-    assert Target("http", host, 80, "/", "").is_address is expected
+    assert UrlTarget("http", host, 80, "/", "").is_address is expected

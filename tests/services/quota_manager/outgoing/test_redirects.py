@@ -38,9 +38,9 @@ HEADERS = {
 }
 
 
-def one_secret(*hosts: str) -> Secrets:
+def one_secret(*hosts: str, header: str = "X-Secret") -> Secrets:
     named = ",".join(f'"{host}"' for host in hosts)
-    text = f'{{"value": "{VALUE}", "tenants": ["*"], "hosts": [{named}], "header": "X-Secret"}}'
+    text = f'{{"value": "{VALUE}", "tenants": ["*"], "hosts": [{named}], "header": "{header}"}}'
     return load_secrets(None, {"QUOTA_SECRET_KEY": text})
 
 
@@ -148,16 +148,17 @@ async def test_a_redirect_to_a_server_that_is_away_counts_as_sent() -> None:
         assert isinstance(await called(OutgoingCall("GET", f"http://a.test:{server.port}/")), NoFirstByte)
 
 
-async def test_a_secret_does_not_follow_to_another_origin() -> None:
+@pytest.mark.parametrize("header", ["X-Secret", "Authorization", "Accept-Language"])
+async def test_a_secret_does_not_follow_to_another_origin(header: str) -> None:
     async with (
         serving(answering(reply(200, b"there"))) as other,
         serving(redirecting(f"http://b.test:{other.port}/")) as server,
     ):
-        secrets = one_secret(f"http://a.test:{server.port}", f"http://b.test:{other.port}")
-        call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
+        secrets = one_secret(f"http://a.test:{server.port}", f"http://b.test:{other.port}", header=header)
+        call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={header: SecretName("key")})
         answer = await called(call, secrets)
     assert getattr(answer, "body", answer) == b"there"
-    assert server.requests[0].headers["x-secret"] == VALUE
+    assert server.requests[0].headers[header.lower()] == VALUE
     assert VALUE.encode() not in other.requests[0].raw
 
 

@@ -194,6 +194,14 @@ async def test_the_socket_is_judged_even_if_a_name_is_not(monkeypatch: pytest.Mo
     assert canary.connections == 0
 
 
+async def test_an_address_is_judged_even_if_its_socket_is_not(
+    monkeypatch: pytest.MonkeyPatch, canary: Upstream
+) -> None:
+    monkeypatch.setattr(http, "judged_socket", lambda judge, info: socket.socket(info[0], info[1], info[2]))
+    await refused(f"http://{CANARY}:{canary.port}/", ForbiddenAddress, Names({}))
+    assert canary.connections == 0
+
+
 async def test_proxies_and_netrc_of_the_environment_are_not_used(
     monkeypatch: pytest.MonkeyPatch, canary: Upstream, tmp_path: Any
 ) -> None:

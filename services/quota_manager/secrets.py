@@ -1,9 +1,10 @@
 """Secrets of the operator: values that calls name and never see.
 
-`QUOTA_MANAGER_SECRETS` is the path of a JSON file, name -> secret; a variable `QUOTA_SECRET_<NAME>` is one secret, whose
-name is <NAME> in lower case:
+`QUOTA_MANAGER_SECRETS` is the path of a JSON file, name -> secret. A variable `QUOTA_SECRET_<NAME>` is one secret, and
+its name is <NAME> in lower case:
 
-    {"value": "...", "tenants": ["team-a"], "hosts": ["api.example.com"], "header": "Authorization", "prefix": "Bearer "}
+    {"value": "...", "tenants": ["team-a"], "hosts": ["api.example.com"],
+     "header": "Authorization", "prefix": "Bearer "}
 
 Laws:
   - a value is given for a tenant, an origin and a header that its secret names, else for nothing;
@@ -19,7 +20,7 @@ import stat
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -36,6 +37,7 @@ MOST_CHARS: Final = 4096
 """Longest value, with its prefix."""
 SHOWN_CHARS: Final = 64
 EVERY_TENANT: Final = "*"
+Form = TypeVar("Form")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
@@ -196,7 +198,7 @@ def _read_file(path: Path) -> dict[str, _Entry]:
     return _decoded(content, dict[str, _Entry], f"QUOTA_MANAGER_SECRETS: {path}")
 
 
-def _decoded(content: bytes, form: Any, where: str) -> Any:
+def _decoded(content: bytes, form: type[Form], where: str) -> Form:
     wrong = ""
     try:
         return msgspec.json.decode(content, type=form)

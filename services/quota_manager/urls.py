@@ -34,7 +34,7 @@ Origin = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class UrlTarget:
     """A URL in its parts."""
 
     scheme: str
@@ -65,10 +65,10 @@ class Target:
         return f"{self.shown}?{self.query}" if self.query else self.shown
 
     def __repr__(self) -> str:
-        return f"Target({self.shown!r})"
+        return f"UrlTarget({self.shown!r})"
 
 
-def read_url(text: str, query: Mapping[str, str] | None = None) -> Target:
+def read_url(text: str, query: Mapping[str, str] | None = None) -> UrlTarget:
     """Return the parts of a URL.
 
     Args:
@@ -94,10 +94,10 @@ def read_url(text: str, query: Mapping[str, str] | None = None) -> Target:
         raise InvalidUrl("the URL or its query is not valid Unicode") from None
     if len(path) + len(joined) > MOST_CHARS:
         raise InvalidUrl(f"the URL is longer than {MOST_CHARS} characters: send data in the body")
-    return Target(scheme, host, port, path, joined)
+    return UrlTarget(scheme, host, port, path, joined)
 
 
-def redirected(target: Target, location: str) -> Target:
+def redirected(target: UrlTarget, location: str) -> UrlTarget:
     """Return the target of a redirect.
 
     Args:

@@ -16,12 +16,14 @@ import io
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, Literal
 
 import aiohttp
+from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
@@ -51,6 +53,9 @@ class HttpRequest:
     """Absolute, percent-encoded, without userinfo and fragment."""
     headers: Sequence[tuple[str, str]] = field(default=(), repr=False)
     body: bytes | None = field(default=None, repr=False)
+    partition: str = ""
+    """Owner of the connection. Connections are not shared between partitions: a server that misreads where a request
+    ends would take the rest of it for the next request, and answer one owner with what another has asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class HttpClient:
     async def exchange(self, request: HttpRequest, limits: HttpLimits) -> HttpReply | HttpFailure:
         """Send one request and return its answer or failure within `limits.total_s` seconds."""
         progress = _Progress()
+        _partition.set(request.partition)
         try:
             async with asyncio.timeout(limits.total_s):
                 return await self._exchange(request, limits, progress)
@@ -186,12 +192,26 @@ async def open_http(
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_connect=CONNECT_S),
             auto_decompress=False,
             trust_env=False,
+            request_class=_PartitionedRequest,
             trace_configs=[tracing],
             middlewares=(_send_once,),
         ) as session:
             yield HttpClient(session)
     finally:
         system.close()
+
+
+_partition: ContextVar[str] = ContextVar("partition", default="")
+"""Partition of the request that the current task makes."""
+
+
+class _PartitionedRequest(aiohttp.ClientRequest):
+    """A request whose connection is shared with requests of the same partition only."""
+
+    @property
+    def connection_key(self) -> ConnectionKey:
+        # The field is None without a proxy, and there is none.
+        return super().connection_key._replace(proxy_headers_hash=hash(_partition.get()))
 
 
 class _Unanswered(aiohttp.ClientError):

@@ -4,7 +4,7 @@ Laws:
   - at most `most_bytes` + `PIECE` decompressed bytes are in memory, whatever was compressed;
   - at most `most_bytes` + `SLACK` bytes are received, so a stream that decompresses to nothing ends as well.
 
-Encodings: `gzip` and `deflate` (zlib or raw), one member. Others are refused, because the request asks for none of them.
+Encodings: `gzip` and `deflate` (zlib or raw), one member. Others are refused, because the request asks for none.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class _Inflating:
     """One compressed stream."""
 
     def __init__(self, *, gzip: bool) -> None:
-        self._gzip = gzip
         self._stream = zlib.decompressobj(16 + zlib.MAX_WBITS) if gzip else None
 
     def pieces(self, data: bytes) -> Iterator[bytes]:

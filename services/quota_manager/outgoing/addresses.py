@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
+from shared.runtime.http_addresses import is_own
+
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
@@ -84,15 +86,20 @@ class Addresses:
         for each in (address, *embedded(address)):
             if reason := self._refusal(each):
                 return f"it is not public ({reason}); the operator can allow it by QUOTA_MANAGER_ALLOW_ADDRESSES"
+        if not self._is_allowed(address) and is_own(address.compressed):
+            return "it belongs to this host; the operator can allow it by QUOTA_MANAGER_ALLOW_ADDRESSES"
         return ""
 
     def _refusal(self, address: Address) -> str:
-        if any(address.version == network.version and address in network for network in self._allowed):
+        if self._is_allowed(address):
             return ""
         for network, reason in self._refused:
             if address.version == network.version and address in network:
                 return reason
         return ""
+
+    def _is_allowed(self, address: Address) -> bool:
+        return any(address.version == network.version and address in network for network in self._allowed)
 
 
 def embedded(address: Address) -> Iterator[IPv4Address]:

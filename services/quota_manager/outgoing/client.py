@@ -4,7 +4,8 @@ Laws:
   - each hop of a call is judged: its URL, and each address that a socket connects to;
   - a secret is sent in the first request only, to an origin that it names. No redirect carries it;
   - of the caller's headers, only those of `ABROAD` follow a redirect to another origin;
-  - an answer or an error shows no secret of its call.
+  - an answer or an error shows no secret of its call;
+  - calls share a connection only if they are of the same tenant and carry the same secrets.
 
 A redirect is followed if the method is GET or HEAD and there is no body, at most `MOST_REDIRECTS` times; else the
 redirect is the answer. It is also the answer if it leads a call with a secret to the same origin: it would be refused
@@ -33,8 +34,8 @@ from services.quota_manager.outgoing.errors import (
 )
 from services.quota_manager.outgoing.headers import ABROAD, bounded, checked_headers, secrets_of
 from services.quota_manager.outgoing.masking import Mask
-from services.quota_manager.urls import InvalidUrl, Target, read_url, redirected
 from services.quota_manager.secrets import Secret, Secrets
+from services.quota_manager.urls import InvalidUrl, UrlTarget, read_url, redirected
 from shared.runtime.http import HttpClient, HttpFailure, HttpLimits, HttpReply, HttpRequest, open_http
 from shared.runtime.http_addresses import Resolve
 
@@ -57,7 +58,7 @@ class _Progress:
     """One call on its way."""
 
     call: OutgoingCall
-    target: Target
+    target: UrlTarget
     headers: dict[str, tuple[str, HeaderValue]] = field(repr=False)
     secrets: Mapping[str, Secret] = field(repr=False)
     """Secrets of the next request, by lower-case name of the header; empty after a redirect."""
@@ -73,14 +74,15 @@ class _Progress:
             (shown, value if isinstance(value, str) else self.secrets[name].header_value())
             for name, (shown, value) in self.headers.items()
         ]
-        return HttpRequest(self.call.method, self.target.url, headers, self.call.body)
+        partition = "\n".join([self.call.tenant, *sorted(secret.name for secret in self.secrets.values())])
+        return HttpRequest(self.call.method, self.target.url, headers, self.call.body, partition)
 
     def error(self, failure: HttpFailure) -> OutgoingError:
         """Return the error for a failed request. The call was sent if an earlier request was."""
         stage = "first-byte" if failure.stage == "connect" and self.redirects else failure.stage
         return _ERRORS[stage](self.mask.text(f"{self.call.method} {self.target.shown}: {failure.reason}"))
 
-    def follow(self, target: Target) -> None:
+    def follow(self, target: UrlTarget) -> None:
         """Go on to the target of a redirect."""
         if target.origin != self.target.origin:
             self.headers = {name: each for name, each in self.headers.items() if name in ABROAD}
@@ -144,7 +146,7 @@ class Outgoing:
         return _Progress(call, target, headers, secrets, mask, bool(secrets), now)
 
     def _judge(self, progress: _Progress) -> None:
-        """Raise `ForbiddenAddress` if the host is an address that is refused. Names are judged when they are resolved."""
+        """Raise `ForbiddenAddress` if the host is a refused address. Names are judged when they are resolved."""
         target = progress.target
         if target.is_address and (reason := self._addresses.refusal(target.host)):
             raise progress.error(HttpFailure("address", reason))
@@ -186,7 +188,7 @@ def _is_followed(call: OutgoingCall) -> bool:
     return call.method in FOLLOWED and call.body is None
 
 
-def _redirect(progress: _Progress, reply: HttpReply) -> Target | HttpFailure | None:
+def _redirect(progress: _Progress, reply: HttpReply) -> UrlTarget | HttpFailure | None:
     """Return the target of a redirect to follow; None: the reply is the answer.
 
     A failure is returned, because the variables of a raising function, which can be logged, would have the location.

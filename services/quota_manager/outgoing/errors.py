@@ -55,6 +55,6 @@ class ForbiddenAddress(OutgoingError):
 
 
 class InvalidCall(OutgoingError):
-    """The call itself is wrong: its address, a header, or a secret that it may not use. The text says what to change."""
+    """The call itself is wrong: its URL, a header, or a secret that it may not use. The text says what to change."""
 
     stage = "refused"

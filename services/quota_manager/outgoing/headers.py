@@ -8,8 +8,8 @@ from typing import Final
 
 from services.quota_manager.outgoing.calls import HeaderValue
 from services.quota_manager.outgoing.errors import InvalidCall
-from services.quota_manager.urls import Origin
 from services.quota_manager.secrets import Secret, SecretRefused, Secrets
+from services.quota_manager.urls import Origin
 
 MOST_HEADERS: Final = 64
 """Most headers of a call, and of an answer; further ones of an answer are cut."""
@@ -36,9 +36,7 @@ def is_settable(name: str) -> bool:
     return TOKEN.fullmatch(name) is not None and name.lower() not in OURS and not name.lower().startswith("proxy-")
 
 
-def checked_headers(
-    headers: Mapping[str, HeaderValue], content_type: str | None
-) -> dict[str, tuple[str, HeaderValue]]:
+def checked_headers(headers: Mapping[str, HeaderValue], content_type: str | None) -> dict[str, tuple[str, HeaderValue]]:
     """Return the headers of a call: lower-case name -> name and value. Secrets are not resolved.
 
     Raises:

@@ -195,11 +195,9 @@ WRONG: dict[str, Any] = {
 @pytest.mark.parametrize("where", ["file", "variable"])
 def test_a_wrong_secret_is_refused_without_showing_its_value(tmp_path: Path, entry: Any, where: str) -> None:
     text = entry if isinstance(entry, str) else json.dumps(entry)
+    path = written(tmp_path / "secrets", f'{{"key": {text}}}') if where == "file" else None
     with pytest.raises(WrongSecret) as caught:
-        if where == "file":
-            load_secrets(written(tmp_path / "secrets", f'{{"key": {text}}}'), {})
-        else:
-            load_secrets(None, {"QUOTA_SECRET_KEY": text})
+        load_secrets(path, {} if path else {"QUOTA_SECRET_KEY": text})
     seen: BaseException | None = caught.value
     while seen is not None:
         assert not any(part in f"{seen!r} {seen}" for part in (VALUE, "hidden", "7f3a9c", "73914652", "short-7"))
@@ -227,7 +225,8 @@ def test_there_are_at_most_1024(tmp_path: Path) -> None:
 
 def test_a_value_shows_itself_to_nothing_but_reveal() -> None:
     value = SecretValue(VALUE)
-    shown = [repr(value), str(value), f"{value}", f"{value!r:>20}", "%s %r" % (value, value), format(value, ">9")]  # noqa: UP031
+    shown = [repr(value), str(value), f"{value}", f"{value!r:>20}", format(value, ">9")]
+    shown += ["%s %r" % (value, value)]  # noqa: UP031
     secret = from_variable().granted("key", tenant="team-a", origin=ORIGIN, header="authorization")
     shown += [repr(secret), str(secret), repr([secret]), repr(from_variable()), repr({"a": value})]
     assert not any(VALUE in one or "hidden" in one for one in shown)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.quota_manager.outgoing import addresses
 from services.quota_manager.outgoing.addresses import Addresses
+from shared.runtime.http_addresses import is_own
 from tests.services.quota_manager.outgoing.tricks import ADDRESSES, PUBLIC
 
 
@@ -38,9 +40,9 @@ def test_what_is_no_plain_address_is_refused_even_if_all_is_allowed(text: str) -
 
 
 def test_the_operator_can_allow_a_network() -> None:
-    addresses = Addresses(["10.1.0.0/16", "fd00:1::/32", "::1/128"])
-    assert [addresses.refusal(one) for one in ("10.1.2.3", "fd00:1::7", "::1")] == ["", "", ""]
-    assert all(addresses.refusal(one) for one in ("10.2.0.1", "127.0.0.1", "fd00:2::7", "::ffff:10.1.2.3"))
+    judge = Addresses(["10.1.0.0/16", "fd00:1::/32", "::1/128"])
+    assert [judge.refusal(one) for one in ("10.1.2.3", "fd00:1::7", "::1")] == ["", "", ""]
+    assert all(judge.refusal(one) for one in ("10.2.0.1", "127.0.0.1", "fd00:2::7", "::ffff:10.1.2.3"))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,18 @@ def test_an_allowed_form_does_not_allow_the_private_address_in_it(form: str, pri
 def test_what_is_no_network_is_rejected(network: str) -> None:
     with pytest.raises(ValueError, match=network or "does not appear"):
         Addresses([network])
+
+
+def test_an_address_of_this_host_is_refused_although_it_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "is_own", lambda address: address == "2606:4700::1")
+    assert "belongs to this host" in Addresses().refusal("2606:4700:0::1")
+    assert Addresses(["2606:4700::/64"]).refusal("2606:4700::1") == ""
+    assert Addresses().refusal("2606:4700::2") == ""
+
+
+@pytest.mark.parametrize(("address", "own"), [("127.0.0.1", True), ("8.8.8.8", False), ("2606:4700::1", False)])
+def test_own_addresses_are_found(address: str, own: bool) -> None:
+    assert is_own(address) is own
 
 
 def test_a_refusal_does_not_show_the_address() -> None:

@@ -38,9 +38,9 @@ HEADERS = {
 }
 
 
-def one_secret(*hosts: str) -> Secrets:
+def one_secret(*hosts: str, header: str = "X-Secret") -> Secrets:
     named = ",".join(f'"{host}"' for host in hosts)
-    text = f'{{"value": "{VALUE}", "tenants": ["*"], "hosts": [{named}], "header": "X-Secret"}}'
+    text = f'{{"value": "{VALUE}", "tenants": ["*"], "hosts": [{named}], "header": "{header}"}}'
     return load_secrets(None, {"QUOTA_SECRET_KEY": text})
 
 
@@ -68,7 +68,8 @@ async def test_a_redirect_is_followed_with_its_method_and_headers(method: str, s
 @pytest.mark.parametrize("call", [{"method": "POST"}, {"method": "DELETE"}, {"method": "GET", "body": b"x"}])
 async def test_a_redirect_of_another_method_is_the_answer(call: dict[str, object]) -> None:
     async with serving(redirecting("/b", 307)) as server:
-        made = OutgoingCall(url=f"http://a.test:{server.port}/a", content_type="text/plain", **call)  # type: ignore[arg-type]
+        url = f"http://a.test:{server.port}/a"
+        made = OutgoingCall(url=url, content_type="text/plain", **call)  # type: ignore[arg-type]
         answer = await called(made)
     assert (getattr(answer, "status", answer), len(server.requests)) == (307, 1)
     assert ("location", "/b") in getattr(answer, "headers", ())
@@ -147,14 +148,17 @@ async def test_a_redirect_to_a_server_that_is_away_counts_as_sent() -> None:
         assert isinstance(await called(OutgoingCall("GET", f"http://a.test:{server.port}/")), NoFirstByte)
 
 
-async def test_a_secret_does_not_follow_to_another_origin() -> None:
-    async with serving(answering(reply(200, b"there"))) as other:
-        async with serving(redirecting(f"http://b.test:{other.port}/")) as server:
-            secrets = one_secret(f"http://a.test:{server.port}", f"http://b.test:{other.port}")
-            call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
-            answer = await called(call, secrets)
+@pytest.mark.parametrize("header", ["X-Secret", "Authorization", "Accept-Language"])
+async def test_a_secret_does_not_follow_to_another_origin(header: str) -> None:
+    async with (
+        serving(answering(reply(200, b"there"))) as other,
+        serving(redirecting(f"http://b.test:{other.port}/")) as server,
+    ):
+        secrets = one_secret(f"http://a.test:{server.port}", f"http://b.test:{other.port}", header=header)
+        call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={header: SecretName("key")})
+        answer = await called(call, secrets)
     assert getattr(answer, "body", answer) == b"there"
-    assert server.requests[0].headers["x-secret"] == VALUE
+    assert server.requests[0].headers[header.lower()] == VALUE
     assert VALUE.encode() not in other.requests[0].raw
 
 
@@ -180,32 +184,38 @@ async def test_a_redirect_of_a_call_with_a_secret_to_the_same_origin_is_the_answ
 )
 async def test_a_redirect_that_contains_the_secret_is_not_followed(form: str) -> None:
     """Else the server would have us send it to another host."""
-    async with serving(answering(reply(200))) as other:
-        async with serving(redirecting(form.format(port=other.port))) as server:
-            secrets = one_secret(f"http://a.test:{server.port}")
-            call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
-            answer = await called(call, secrets)
+    async with (
+        serving(answering(reply(200))) as other,
+        serving(redirecting(form.format(port=other.port))) as server,
+    ):
+        secrets = one_secret(f"http://a.test:{server.port}")
+        call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
+        answer = await called(call, secrets)
     assert isinstance(answer, ForbiddenAddress)
     assert "s3cr3t" not in str(answer)
     assert other.connections == 0
 
 
 async def test_a_call_with_a_secret_is_not_redirected_from_https_to_http() -> None:
-    async with serving(answering(reply(200))) as other:
-        async with serving(redirecting(f"http://b.test:{other.port}/"), tls=True) as server:
-            url = f"https://secure.test:{server.port}/"
-            call = OutgoingCall("GET", url, headers={"X-Secret": SecretName("key")})
-            answer = await called(call, one_secret(f"secure.test:{server.port}"))
-            assert server.requests[0].headers["x-secret"] == VALUE
-            assert isinstance(answer, ForbiddenAddress)
-            assert other.connections == 0
-            assert getattr(await called(replace(call, headers={})), "status", 0) == 200
+    async with (
+        serving(answering(reply(200))) as other,
+        serving(redirecting(f"http://b.test:{other.port}/"), tls=True) as server,
+    ):
+        url = f"https://secure.test:{server.port}/"
+        call = OutgoingCall("GET", url, headers={"X-Secret": SecretName("key")})
+        answer = await called(call, one_secret(f"secure.test:{server.port}"))
+        assert server.requests[0].headers["x-secret"] == VALUE
+        assert isinstance(answer, ForbiddenAddress)
+        assert other.connections == 0
+        assert getattr(await called(replace(call, headers={})), "status", 0) == 200
 
 
 async def test_a_redirect_to_https_does_not_carry_the_secret() -> None:
-    async with serving(answering(reply(200)), tls=True) as other:
-        async with serving(redirecting(f"https://secure.test:{other.port}/")) as server:
-            call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
-            answer = await called(call, one_secret(f"http://a.test:{server.port}"))
+    async with (
+        serving(answering(reply(200)), tls=True) as other,
+        serving(redirecting(f"https://secure.test:{other.port}/")) as server,
+    ):
+        call = OutgoingCall("GET", f"http://a.test:{server.port}/", headers={"X-Secret": SecretName("key")})
+        answer = await called(call, one_secret(f"http://a.test:{server.port}"))
     assert getattr(answer, "status", answer) == 200
     assert "x-secret" not in other.requests[0].headers

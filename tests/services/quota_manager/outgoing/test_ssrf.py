@@ -141,9 +141,7 @@ async def test_a_redirect_to_a_spelling_is_not_followed(location: str) -> None:
     names = Names({"front.test": [[FRONT]]})
     async with serving(None, CANARY) as canary:
         target = location.replace("PORT", str(canary.port)).encode().decode("latin-1")
-        handler = answering(
-            f"HTTP/1.1 302 Found\r\ncontent-length: 0\r\nlocation: {target}\r\n\r\n".encode("latin-1")
-        )
+        handler = answering(f"HTTP/1.1 302 Found\r\ncontent-length: 0\r\nlocation: {target}\r\n\r\n".encode("latin-1"))
         async with serving(handler, FRONT) as front:
             await refused(f"http://front.test:{front.port}/", BrokenAnswer, names, [f"{FRONT}/32"])
     assert (len(front.requests), canary.connections) == (1, 0)
@@ -187,14 +185,20 @@ async def test_a_redirect_to_the_same_name_with_another_address_is_judged(monkey
     assert (len(front.requests), canary.connections) == (1, 0)
 
 
-async def test_the_socket_is_judged_even_if_a_resolver_is_not(monkeypatch: pytest.MonkeyPatch, canary: Upstream) -> None:
+async def test_the_socket_is_judged_even_if_a_name_is_not(monkeypatch: pytest.MonkeyPatch, canary: Upstream) -> None:
     async def unjudged(self: JudgedResolver, host: str, port: int = 0, family: Any = 0) -> list[Any]:
-        return [
-            {"hostname": host, "host": CANARY, "port": port, "family": socket.AF_INET, "proto": 0, "flags": 0}
-        ]
+        return [{"hostname": host, "host": CANARY, "port": port, "family": socket.AF_INET, "proto": 0, "flags": 0}]
 
     monkeypatch.setattr(JudgedResolver, "resolve", unjudged)
     await refused(f"http://name.test:{canary.port}/", ForbiddenAddress, Names({}))
+    assert canary.connections == 0
+
+
+async def test_an_address_is_judged_even_if_its_socket_is_not(
+    monkeypatch: pytest.MonkeyPatch, canary: Upstream
+) -> None:
+    monkeypatch.setattr(http, "judged_socket", lambda judge, info: socket.socket(info[0], info[1], info[2]))
+    await refused(f"http://{CANARY}:{canary.port}/", ForbiddenAddress, Names({}))
     assert canary.connections == 0
 
 

@@ -74,7 +74,8 @@ async def serving(
             while handler is not None:
                 head = await reader.readuntil(b"\r\n\r\n")
                 line, *rest = head.decode("latin-1").split("\r\n")
-                headers = {name.lower(): value.strip() for name, _, value in (one.partition(":") for one in rest if one)}
+                split = (one.partition(":") for one in rest if one)
+                headers = {name.lower(): value.strip() for name, _, value in split}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 received = Received(line, headers, body, head + body, number)
                 upstream.requests.append(received)

@@ -72,7 +72,7 @@ async def test_a_brake_that_the_leader_has_published_is_read(http: aiohttp.Clien
 
     async def shown() -> bool:
         await command(valkey, "HSET", keys.QUOTA_BRAKES, "search", brake)  # a leader may replace it once, as it begins
-        return (await ask(http, "GET", "/v1/quotas/search"))[1]["upstream"]["state"] == "exhausted"
+        return bool((await ask(http, "GET", "/v1/quotas/search"))[1]["upstream"]["state"] == "exhausted")
 
     await soon(shown)
     assert (await ask(http, "GET", "/v1/quotas"))[1]["quotas"][0]["upstream"]["reason"] in ("HTTP 402", "")

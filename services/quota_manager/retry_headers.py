@@ -4,7 +4,7 @@
 
 | headers | reset |
 |---|---|
-| `x-ratelimit-remaining-*`, `-reset-*` (OpenAI), `x-ratelimit-*` (GitHub), `x-rate-limit-*` | 6m0s, 120ms, 12.5; Unix s |
+| `x-ratelimit-remaining-*`, `-reset-*` (OpenAI), `x-ratelimit-*` (GitHub), `x-rate-limit-*` | 6m0s, 12.5; Unix s |
 | `anthropic-ratelimit-*-remaining`, `-reset` | RFC 3339 |
 | `ratelimit-remaining`, `ratelimit-reset` (draft 00 to 06) | seconds |
 | `ratelimit: limit=10, remaining=0, reset=5` (draft 07) | seconds |

@@ -74,8 +74,8 @@ class Upstream(Model):
 
     state: UpstreamState
     """`ok`. `slowed`: it has asked for fewer calls. `open`: it fails, and no call is made. `half-open`: it has failed,
-    and one call is made to see whether it answers. `exhausted`: its account has no credit; one call is made from time to
-    time, and work continues when one succeeds or the quota is set again."""
+    and one call is made to see whether it answers. `exhausted`: its account has no credit; one call is made from time
+    to time, and work continues when one succeeds or the quota is set again."""
     not_before: float | None = None
     """Unix seconds before which no call is made; null: it is not limited."""
     most: int | None = None

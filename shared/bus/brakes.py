@@ -1,4 +1,4 @@
-"""Brakes of quotas in Valkey: for a new leader, and for every replica to show. The leader's ledger decides; this stores.
+"""Brakes of quotas in Valkey: for a new leader, and for every replica to show. The leader's ledger decides.
 
 They are written within half a second of a change, not with the answer that has caused it. So a leader that is killed
 may lose the last half second: the next one asks the service once more than needed.

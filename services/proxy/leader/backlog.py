@@ -1,4 +1,6 @@
-"""Backlog, batch snapshots, reasons of waiting and brakes of quotas: published by the leader periodically, read by any replica."""
+"""Backlog, batch snapshots, reasons of waiting and brakes of quotas: published by the leader periodically, read by any
+replica.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ PAUSE_FACTOR = 50
 
 
 async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, clock: ValkeyClock) -> None:
-    """Loop: publish the backlog, the batch snapshots, why actions wait and the brakes of quotas, whenever they have changed, until another
-    leader has taken over.
+    """Loop: publish the backlog, the batch snapshots, why actions wait and the brakes of quotas, whenever they have
+    changed, until another leader has taken over.
 
     A turn costs O(unanswered actions) on the leader's loop. A new leader publishes its batch snapshots at once, also if
     there are none, to replace those of the former leader.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from services.proxy.metrics import PARKED, RESUMED
+from services.proxy.metrics import ANSWERED_WITH, PARKED, RESUMED
 from shared.api.images import familiar
 from shared.bus.tail import Entry
 from shared.kinds.registry import all_kinds
@@ -181,7 +181,9 @@ def _unacceptable(submitted: ActionSubmitted) -> str:
 
 
 def to_end(outcome: Finished) -> Ended:
-    """Convert a node's report of an attempt's end."""
+    """Convert a node's report of an attempt's end, and count the answers of external services."""
+    for one in outcome.result.feedback:
+        ANSWERED_WITH[one.answer].inc()
     return Ended(
         outcome.action,
         outcome.node,

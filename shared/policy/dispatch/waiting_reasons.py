@@ -1,7 +1,8 @@
 """Reasons why actions wait for more than their turn: they are stuck, parked, or cannot begin their environment.
 
-O(pools + lanes + stuck actions + granted actions), plus O(`MOST_NAMED`). If a pool with waiting work has no node,
-or the provider of a quota wants no call, O(waiting actions): 11 ms at 100,000. The leader spends at most 1/50 of its time on this and the backlog together.
+O(pools + lanes + stuck actions + granted actions), plus O(`MOST_NAMED`). If a pool with waiting work has no node, or a
+provider wants no call, O(waiting actions): 11 ms at 100,000. The leader spends at most 1/50 of its time on
+this and the backlog together.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Named = tuple[ActionState, WaitingReason]
 
 
 def waiting_reasons(cluster: ClusterState, now: float) -> WaitingReasons:
-    """Return the present reasons: of stuck actions, of parked ones, of those that providers hold back, and of those that
-    begin environments, in this order.
+    """Return the present reasons: of stuck actions, of parked ones, of those that providers hold back, and of those
+    that begin environments, in this order.
 
     Beyond `MOST_NAMED` actions, the reasons of stuck ones and of those that begin environments are found by class.
     """

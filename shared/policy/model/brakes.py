@@ -28,7 +28,7 @@ class Brake:
     """Successes since `most` changed."""
     pushbacks: int = 0
     """Pushbacks in a row, each to a call that was granted after the one before."""
-    slowed_s: float = 0.0
+    slowed_s: float = -1.0
     """Time of the last decrease of `most`."""
     mode: Literal["", "open", "exhausted"] = ""
     """Not empty: nothing is granted but one probe at a time."""
@@ -88,7 +88,7 @@ class Brake:
         return f"one call asks it again at {_text(free_s)}"
 
 
-class Call(NamedTuple):
+class AnsweredCall(NamedTuple):
     """Attempt whose call was answered."""
 
     key: str

@@ -1,14 +1,14 @@
 """Brakes: quotas slow down by what the external services behind them answer. A part of the one ledger.
 
 So the whole mesh slows down together, and no process has a limiter of its own. Laws:
-  - not-before: nothing is granted before the time that the service has named, and only an operator moves it back. It is at most
-    `MOST_WAIT_S` and a jitter ahead;
+  - not-before: nothing is granted before the time that the service has named, and only an operator moves it back. It is
+    at most `MOST_WAIT_S` and a jitter ahead;
   - additive increase, multiplicative decrease: a pushback takes a tenth of the calls at once, and at least one stays.
     Answers to calls that were granted before the last decrease take nothing more: they say nothing about it. As many
     successes as calls at once, while at least half of these are used, add one. Above the number that was under way
     before the first pushback, the brake limits nothing;
-  - circuit breaker: `MOST_FAILURES` failures in a row, or half of at least `LEAST_ANSWERS` recent answers, open it. When
-    its time is over, one probe is granted at a time. An answer closes it, a failure opens it for twice as long;
+  - circuit breaker: `MOST_FAILURES` failures in a row, or half of at least `LEAST_ANSWERS` recent answers, open it.
+    When its time is over, one probe is granted at a time. An answer closes it, a failure opens it for twice as long;
   - exhaustion: the same with probes alone, until a probe succeeds or an operator sets the quota.
 
 Amounts do not matter here: a quota of tokens is braked by its calls, too. Jitter is derived from the quota's name, so
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
-from shared.policy.model.brakes import Brake, Call
+from shared.policy.model.brakes import AnsweredCall, Brake
 from shared.policy.model.results import Feedback
 
 MOST_WAIT_S: Final = 3600.0
@@ -94,7 +94,7 @@ class Brakes:
         found = {quota: brake.why(quota, now) for quota, brake in self.by_quota.items()}
         return {quota: why for quota, why in found.items() if why}
 
-    def answered(self, feedback: Feedback, call: Call, now: float) -> None:
+    def answered(self, feedback: Feedback, call: AnsweredCall, now: float) -> None:
         """Apply the answer to a call."""
         known = self.by_quota.get(feedback.quota)
         if known is None and feedback.answer == "ok" and not feedback.not_before_s > 0:
@@ -149,7 +149,7 @@ def _end(holder: Holder) -> float:
     return holder[0]
 
 
-def after(brake: Brake, feedback: Feedback, call: Call, now: float) -> Brake:
+def after(brake: Brake, feedback: Feedback, call: AnsweredCall, now: float) -> Brake:
     """Return the brake after the answer to a call."""
     wait_s = feedback.not_before_s if feedback.not_before_s > 0 else 0.0  # also if it is NaN
     if wait_s:
@@ -170,28 +170,29 @@ def after(brake: Brake, feedback: Feedback, call: Call, now: float) -> Brake:
     return replace(brake, probe="") if brake.probe == call.key else brake
 
 
-def _after_success(brake: Brake, call: Call, now: float) -> Brake:
+def _after_success(brake: Brake, call: AnsweredCall, now: float) -> Brake:
     if brake.mode:
         return _closed(brake, now) if call.key == brake.probe else brake
     if call.granted_s < brake.since_s:
         return brake
     brake = _counted(replace(brake, failures=0), now, failed=False)
-    if brake.most is None or call.granted_s < brake.slowed_s:
+    most = brake.most
+    if most is None or call.granted_s <= brake.slowed_s:
         return brake
     brake = replace(brake, pushbacks=0)
-    if 2 * call.running < brake.most:
+    if 2 * call.running < most:
         return brake
-    if brake.successes + 1 < brake.most:
+    if brake.successes + 1 < most:
         return replace(brake, successes=brake.successes + 1)
-    if brake.most + 1 > brake.peak:
+    if most + 1 > brake.peak:
         return replace(brake, most=None, successes=0, peak=0, reason="")
-    return replace(brake, most=brake.most + 1, successes=0)
+    return replace(brake, most=most + 1, successes=0)
 
 
-def _after_pushback(brake: Brake, feedback: Feedback, call: Call, now: float, *, waits: bool) -> Brake:
+def _after_pushback(brake: Brake, feedback: Feedback, call: AnsweredCall, now: float, *, waits: bool) -> Brake:
     if brake.mode == "open" and call.key == brake.probe:
         brake = _closed(brake, now)
-    elif brake.mode or call.granted_s < max(brake.since_s, brake.slowed_s):
+    elif brake.mode or call.granted_s < brake.since_s or call.granted_s <= brake.slowed_s:
         return brake
     brake = _counted(replace(brake, failures=0), now, failed=False)
     most = max(1, int((brake.most or call.running) * DECREASE))
@@ -203,7 +204,7 @@ def _after_pushback(brake: Brake, feedback: Feedback, call: Call, now: float, *,
     return replace(brake, not_before_s=max(brake.not_before_s, now + pause_s))
 
 
-def _after_failure(brake: Brake, feedback: Feedback, call: Call, now: float) -> Brake:
+def _after_failure(brake: Brake, feedback: Feedback, call: AnsweredCall, now: float) -> Brake:
     if brake.mode:
         if brake.mode != "open" or call.key != brake.probe:
             return brake
@@ -217,7 +218,7 @@ def _after_failure(brake: Brake, feedback: Feedback, call: Call, now: float) -> 
     return brake
 
 
-def _after_exhaustion(brake: Brake, feedback: Feedback, call: Call, now: float) -> Brake:
+def _after_exhaustion(brake: Brake, feedback: Feedback, call: AnsweredCall, now: float) -> Brake:
     if brake.mode == "exhausted":
         if call.key != brake.probe:
             return brake

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.policy.model.brakes import Brake, Call
+from shared.policy.model.brakes import AnsweredCall, Brake
 from shared.policy.model.results import Feedback
 from shared.policy.resources.quotas import Quotas
 
 
 def apply_feedback(quotas: Quotas, key: str, answers: Iterable[Feedback], now: float) -> None:
-    """Apply the answers to the calls of one attempt. Call it before its hold (`QuotaHold.key`) is settled."""
+    """Apply the answers to the calls of one attempt. AnsweredCall it before its hold (`QuotaHold.key`) is settled."""
     hold = quotas.holds.get(key)
     if hold is None:
         return
     for answer in answers:
         if answer.quota in hold.amounts and answer.quota in quotas.limits:
-            call = Call(key, hold.at_s, len(quotas.holders.get(answer.quota, ())))
+            call = AnsweredCall(key, hold.at_s, len(quotas.holders.get(answer.quota, ())))
             quotas.brakes.answered(answer, call, now)
             quotas.changed[answer.quota] = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import msgspec
@@ -92,10 +91,8 @@ def test_a_wrong_rule_is_rejected(rule: dict[str, Any]) -> None:
 
 
 def test_patterns_take_linear_time_over_hostile_bodies() -> None:
-    """With `re`, this pattern takes longer than the universe has existed; the limit here is far above what RE2 takes."""
-    before = time.monotonic()
+    """With `re`, this would run into the time limit of the tests."""
     read({"when": {"body": "(a+)+$"}, "then": "ok"}, 200, b"a" * 200_000 + b"b")
-    assert time.monotonic() - before < 30
 
 
 def test_deep_json_is_no_document() -> None:

@@ -43,7 +43,10 @@ ANY_ANSWER = [
         },
         9.0,
     ),
-    ({"anthropic-ratelimit-requests-remaining": "0", "anthropic-ratelimit-requests-reset": "2023-11-14T22:14:00Z"}, 40.0),
+    (
+        {"anthropic-ratelimit-requests-remaining": "0", "anthropic-ratelimit-requests-reset": "2023-11-14T22:14:00Z"},
+        40.0,
+    ),
     (
         {
             "anthropic-ratelimit-input-tokens-remaining": "0",
@@ -51,7 +54,10 @@ ANY_ANSWER = [
         },
         30.0,
     ),
-    ({"anthropic-ratelimit-requests-remaining": "49", "anthropic-ratelimit-requests-reset": "2023-11-14T22:14:00Z"}, 0.0),
+    (
+        {"anthropic-ratelimit-requests-remaining": "49", "anthropic-ratelimit-requests-reset": "2023-11-14T22:14:00Z"},
+        0.0,
+    ),
     ({"ratelimit-limit": "100", "ratelimit-remaining": "0", "ratelimit-reset": "50"}, 50.0),
     ({"ratelimit-limit": "100", "ratelimit-remaining": "1", "ratelimit-reset": "50"}, 0.0),
     ({"ratelimit": "limit=100, remaining=0, reset=5"}, 5.0),

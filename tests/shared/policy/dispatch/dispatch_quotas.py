@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shared.policy.dispatch.quota_stimuli import HoldRestored, LevelRestored, QuotaSet
+from shared.policy.dispatch.quota_stimuli import BrakeRestored, HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.stimuli import Restored
+from shared.policy.model.brakes import Brake
 from shared.policy.model.formulation import Grant
 from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Settled
 
@@ -21,6 +22,7 @@ class StoredQuotas:
     """(Quota, period) -> amount missing, time."""
     granted: dict[str, QuotaHold] = field(default_factory=dict)
     """Every hold of a written grant that may have begun."""
+    brakes: dict[str, Brake] = field(default_factory=dict)
     unbegun: int = 0
     """Number of attempts that had not begun and gave something back."""
     fixed: frozenset[str] = frozenset({"search", "money"})
@@ -36,7 +38,8 @@ class StoredQuotas:
         """What a new leader reads."""
         found: list[Restored] = [QuotaSet(name, limits) for name, limits in self.limits.items()]
         found += [LevelRestored(name, period_s, *level) for (name, period_s), level in self.levels.items()]
-        return found + [HoldRestored(hold) for hold in self.holds.values()]
+        found += [HoldRestored(hold) for hold in self.holds.values()]
+        return found + [BrakeRestored(name, brake) for name, brake in self.brakes.items()]
 
     def grant(self, grant: Grant) -> None:
         """Take what a grant takes; a repeated write takes nothing more."""

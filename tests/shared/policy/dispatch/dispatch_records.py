@@ -14,6 +14,7 @@ from shared.policy.dispatch.batch_snapshots import batch_snapshots
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, StageAct
 from shared.policy.model.reports import Ended
+from shared.policy.model.results import UpstreamAnswer
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, ParkReport
 from tests.shared.policy.dispatch.dispatch_quotas import StoredQuotas
@@ -29,6 +30,10 @@ class Records:
     hosts: dict[str, Host]
     now: float = 1000.0
     epoch: int = 0
+    answer: UpstreamAnswer = "ok"
+    """Answer of the services behind all quotas."""
+    asked_s: float = 0.0
+    """Time for which they want no call."""
     leader: Dispatcher = field(default_factory=Dispatcher)
     journal: dict[str, Request] = field(default_factory=dict)
     marks: dict[str, tuple[int, str]] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from shared.policy.model.formulation import (
 )
 from shared.policy.model.quotas import QuotaLimits
 from shared.policy.model.reports import Ended
-from shared.policy.model.results import AttemptResult, ExecutionStatus
+from shared.policy.model.results import AttemptResult, ExecutionStatus, Feedback
 from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, ParkReport, Run
 from tests.shared.policy.dispatch.dispatch_leader import LeaderRecords
 from tests.shared.policy.strategies import joined, submitted
@@ -173,13 +173,15 @@ class DispatchSimulation(LeaderRecords):
     ) -> None:
         paused_s = run.paused_s + (self.now - run.paused_at if run.parked else 0.0)
         grant, lasted_s = run.grant, self.now - run.since - paused_s
+        taken = () if grant.hold is None else grant.hold.amounts
+        feedback = tuple(Feedback(quota, self.answer, self.asked_s) for quota in taken)
         self.outcomes.append(
             Ended(
                 grant.action,
                 host.name,
                 grant.attempt,
                 grant.stage,
-                AttemptResult(status, passed, reason="so be it", environment_exists=exists),
+                AttemptResult(status, passed, reason="so be it", environment_exists=exists, feedback=feedback),
                 queue_s=run.queue_s,
                 execution_s=lasted_s,
             )
@@ -232,6 +234,7 @@ class DispatchSimulation(LeaderRecords):
         self.now += seconds
         self.beat()
         self.do(self.leader.handle(self.now, TickPassed()))
+        self.quotas.brakes = self.leader.brakes()
 
     def submit(self, request: Request) -> None:
         self.requests[request.id] = self.journal[request.id] = request
@@ -264,9 +267,10 @@ class DispatchSimulation(LeaderRecords):
                 found, stored = quotas.missing(name, rate, self.now), self.quotas.missing(name, rate, self.now)
                 assert abs(found - stored) < 1e-6, f"{name} {rate}: {found} at the leader, {stored} in the store"
         self.quotas.fixed = frozenset()
+        self.answer, self.asked_s = "ok", 0.0
         for name in ("search", "money", "changing"):
             self.quotas.set(name, QuotaLimits((100.0,)))
-            self.do(self.leader.handle(self.now, QuotaSet(name, QuotaLimits((100.0,)))))
+            self.do(self.leader.handle(self.now, QuotaSet(name, QuotaLimits((100.0,)), self.now)))
 
     def quiesce(self) -> None:
         """Repair everything: whatever can be answered is answered, and nothing is left anywhere."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ from shared.policy.dispatch.stimuli import (
 )
 from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, TrajectoryEnd
 from shared.policy.model.quotas import QuotaLimits
-from shared.policy.model.results import ExecutionStatus
+from shared.policy.model.results import ExecutionStatus, UpstreamAnswer
 from tests.shared.policy import strategies
 from tests.shared.policy.dispatch.dispatch_hosts import Host
 from tests.shared.policy.dispatch.dispatch_simulation import DispatchSimulation
@@ -105,6 +105,19 @@ class MeshMachine(RuleBasedStateMachine):
         limits = None if concurrency is None else QuotaLimits((concurrency,))
         self.simulation.quotas.set("changing", limits)
         self.simulation.do(self.simulation.leader.handle(self.simulation.now, QuotaSet("changing", limits)))
+
+    @rule(
+        answer=st.sampled_from(get_args(UpstreamAnswer)),
+        asked_s=st.sampled_from([0.0, 0.0, 2.0, 30.0]),
+        top_up=st.booleans(),
+    )
+    def providers_answer(self, answer: UpstreamAnswer, asked_s: float, top_up: bool) -> None:
+        """From now on, calls of providers are answered so. `top_up`: an operator sets a quota again, before."""
+        simulation = self.simulation
+        simulation.answer, simulation.asked_s = answer, asked_s
+        if top_up:
+            limits = simulation.quotas.limits["search"]
+            simulation.do(simulation.leader.handle(simulation.now, QuotaSet("search", limits, simulation.now)))
 
     @rule(need=st.sampled_from(strategies.ENVIRONMENTS))
     def close(self, need: EnvironmentNeed) -> None:

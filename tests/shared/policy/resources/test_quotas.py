@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shared.policy.model.quotas import Level, QuotaHold, QuotaLimits, Rate, Settled
+from shared.policy.resources.quota_checks import check_quotas
 from shared.policy.resources.quotas import Quotas
 
 amounts = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.7])
@@ -78,7 +79,7 @@ def test_no_limit_is_exceeded_in_any_window(
             quotas.settle(key, not_begun_s=now if what == "not begun" else None)
             if what == "not begun":
                 oracle.begun.remove((ended.at_s, dict(ended.amounts)))
-        quotas.check()
+        check_quotas(quotas)
         oracle.check()
     for key in list(oracle.running):
         quotas.settle(key)
@@ -129,7 +130,7 @@ def test_holds_by_predicted_end_answer_as_sums_over_all_holds_do(
         quotas.settle(key)
     for key in data.draw(st.sets(st.sampled_from(sorted(quotas.holds)))) if quotas.holds else ():
         quotas.expect_end(key, data.draw(st.sampled_from([95.0, 103.0, 130.0])))
-    quotas.check()
+    check_quotas(quotas)
     ends = [(quotas.ends[key], hold.amounts["a"]) for key, hold in quotas.holds.items()]
     wanted = data.draw(st.sampled_from([1.0, 3.5, 5.0]))
     times = [100.0, *(end_s for end_s, _ in ends)]

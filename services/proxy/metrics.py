@@ -72,6 +72,11 @@ RUN_CODE = Counter(
     "Accepted calls of /run_code: answered; late (504); gave-up (SandboxError of a held call); disconnected; stopped.",
     ["ended"],
 )
+RETRIEVE = Counter(
+    "treadle_proxy_retrieve_calls",
+    "Accepted calls of /retrieve: answered; late (503, its repeat joins it); failed (503); disconnected; stopped.",
+    ["ended"],
+)
 BODIES = Gauge("treadle_proxy_body_bytes", "Bytes of request bodies under way at this replica.")
 
 USAGE_TOTAL = Counter(

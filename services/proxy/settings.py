@@ -78,7 +78,9 @@ class ProxySettings(ServiceSettings):
     run_code_margin_s: float = Field(8.0, gt=0)
     """/run_code answers 504 this time after compile + run timeouts. It is shorter than the 10 s that clients add."""
     run_code_join_s: float = Field(60.0, gt=0)
-    """A retry of a /run_code call that got 504 can join its action for this time."""
+    """A retry of a call of /run_code that got 504, or of /retrieve that got 503, can join its action for this time."""
+    retrieve_s: float = Field(25.0, gt=0)
+    """/retrieve answers 503 after this time. It is shorter than the 30 s after which its clients give up."""
     hold: Literal["auto", "always", "never"] = "auto"
     """Callers of /run_code that are held. auto: their User-Agent begins with python-requests; always: all over
     HTTP/1.1; never: none. Others get 504 at their deadline."""

@@ -1,4 +1,4 @@
-"""Actions of `/run_code` that wait for a retry of their caller, by the digest of the body."""
+"""Actions of `/run_code` and `/retrieve` that wait for a retry of their caller, by the digest of the body."""
 
 from __future__ import annotations
 

@@ -21,6 +21,11 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of every kind's parameters. Unknown fields are rejected, so that a misspelt limit is not ignored."""
 
 
+def parameter(params: Mapping[str, Any] | Params, name: str) -> Any:
+    """Return a parameter as it was given, decoded or as JSON; None if it is missing."""
+    return getattr(params, name) if isinstance(params, Params) else params.get(name)
+
+
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """Resource of which a kind needs at least one unit."""
@@ -35,8 +40,7 @@ class Requirement:
         """Return whether an action with these parameters has the requirement."""
         if not self.parameter:
             return True
-        given = getattr(params, self.parameter) if isinstance(params, Params) else params.get(self.parameter)
-        return given is not None
+        return parameter(params, self.parameter) is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,11 +63,19 @@ class KindSpec:
     requirement: Requirement | None = None
     free_form: tuple[str, ...] = ()
     """Parameters that may hold any JSON."""
+    repeatable_by: str = ""
+    """Parameter of a repeatable kind: an action for which it is false is not repeatable. Empty: there is none."""
     decoder: msgspec.json.Decoder[Params] = field(init=False, repr=False)
     """Decoder of its parameters."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decoder", msgspec.json.Decoder(self.params))
+
+    def repeats(self, params: Mapping[str, Any] | Params) -> bool:
+        """Return whether an action with these parameters is executed again after a lost attempt."""
+        if not self.repeatable or not self.repeatable_by:
+            return self.repeatable
+        return parameter(params, self.repeatable_by) is not False
 
     @property
     def fields(self) -> tuple[str, ...]:

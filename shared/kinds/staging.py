@@ -76,8 +76,14 @@ class StageForm(NamedTuple):
         error_score: float = 0.0,
         exception_score: float | None = None,
         quotas: Mapping[str, float] = NO_QUOTAS,
+        repeatable: bool | None = None,
     ) -> StageWork:
-        """Return the stage. `params`: JSON that has been checked."""
+        """Return the stage.
+
+        Args:
+            params: JSON that has been checked.
+            repeatable: `KindSpec.repeats` of these parameters; None: that of the kind.
+        """
         return StageWork(
             name=name,
             kind=self.spec.name,
@@ -85,7 +91,7 @@ class StageForm(NamedTuple):
             cost=self.formulation.cost,
             timeout_s=timeout_s,
             params=params,
-            repeatable=self.spec.repeatable,
+            repeatable=self.spec.repeatable if repeatable is None else repeatable,
             timeout_score=timeout_score,
             amounts=self.formulation.amounts,
             elasticity=self.formulation.elasticity,
@@ -149,4 +155,10 @@ def single_stage(spec: KindSpec, request: SingleAction, node_class: str) -> Stag
         quotas = amounts_of(request.quotas) if request.quotas else NO_QUOTAS
     except ValueError as error:
         raise BadRequest(what=str(error)) from error
-    return form.stage(bytes(request.params), timeout_s=request.timeout_s, duration_s=request.duration_s, quotas=quotas)
+    return form.stage(
+        bytes(request.params),
+        timeout_s=request.timeout_s,
+        duration_s=request.duration_s,
+        quotas=quotas,
+        repeatable=spec.repeats(params),
+    )

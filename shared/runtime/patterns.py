@@ -16,6 +16,10 @@ IMAGE: Final = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$"
 SESSION: Final = r"^[A-Za-z0-9._-]+$"
 VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
 WITHOUT_NUL: Final = r"^[^\x00]*$"
+HEADER: Final = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$"
+CONTENT_TYPE: Final = r"^[A-Za-z0-9!#$&^_.+/;= -]{1,128}$"
+POINTER: Final = r"^(/.*)?$"
+STATUS_RANGE: Final = r"^[1-5][0-9][0-9]-[1-5][0-9][0-9]$"
 
 WORDS: Final = {
     NAME: "1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or a digit",
@@ -25,6 +29,10 @@ WORDS: Final = {
     SESSION: "letters, digits, '.', '_' and '-'",
     VARIABLE: "letters, digits and '_', beginning with a letter or '_'",
     WITHOUT_NUL: "text without NUL",
+    HEADER: "1 to 128 letters, digits and '!#$%&'*+.^_`|~-': the name of a header",
+    CONTENT_TYPE: "a media type such as application/json, of at most 128 characters",
+    POINTER: "a JSON pointer such as /choices/0/text, or empty",
+    STATUS_RANGE: "two statuses such as 500-599",
 }
 """Pattern -> what it allows."""
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from tests.architecture.source import Finding, Module
 
-RESOURCES: Final = ("cores", "slots", "memory_mb", "starts")
-"""Resources of the CPU manager, written here independently of its declarations."""
+RESOURCES: Final = ("cores", "slots", "memory_mb", "starts", "calls")
+"""Resources of the managers, written here independently of its declarations."""
 
 COMMON: Final = (["shared"], ["services", "proxy"], ["services", "scaling_planner"])
 """Packages that work with the resources of every executor."""

@@ -35,6 +35,7 @@ METRICS = {
         "treadle_proxy_parked_actions",
         "treadle_proxy_parkings_total",
         "treadle_proxy_resumptions_total",
+        "treadle_proxy_retrieve_calls_total",
         "treadle_proxy_run_code_calls_total",
         "treadle_proxy_service_restarts",
         "treadle_proxy_store_up",
@@ -59,6 +60,12 @@ METRICS = {
         "treadle_cpu_manager_environments",
         "treadle_cpu_manager_environments_ended_total",
         "treadle_cpu_manager_execution_seconds",
+    },
+    "quota_manager": {
+        "treadle_quota_manager_answers_total",
+        "treadle_quota_manager_attempts_total",
+        "treadle_quota_manager_call_seconds",
+        "treadle_quota_manager_calls",
     },
 }
 """Written by hand: a metric that appears or disappears is a change for those who read it."""

@@ -36,6 +36,22 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
         [2, 3, 5, 6, 7, 8, 9, 10, 11, 12],
     ),
     (
+        rules.http_goes_through_the_runtime,
+        "services/quota_manager/executor.py",
+        """\
+        import aiohttp
+        from aiohttp.abc import AbstractResolver
+        import urllib.parse, urllib.request
+        from shared.runtime.http import open_http
+        def later():
+            import httpx
+        import aiohttplike, http.cookies
+        """,
+        [1, 2, 3, 6],
+    ),
+    (rules.http_goes_through_the_runtime, "treadle/client/transport.py", "import aiohttp\n", []),
+    (rules.http_goes_through_the_runtime, "shared/runtime/http.py", "import aiohttp\n", []),
+    (
         rules.services_never_import_each_other,
         "services/proxy/leader.py",
         """\

@@ -124,6 +124,8 @@ ROUTES = [
     ("PUT", "/v1/quotas/{quota}", {"concurrency": 2}),
     ("DELETE", "/v1/quotas/{quota}", None),
     ("POST", "/v1/actions/{id}/resume", None),
+    ("POST", "/retrieve", {"query": "x"}),
+    ("POST", "/t/{tenant}/{task}/retrieve", {"query": "x"}),
     ("POST", "/v1/trajectories", {}),
     ("GET", "/v1/trajectories", None),
     ("GET", "/v1/trajectories/{trajectory}", None),

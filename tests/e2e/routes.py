@@ -27,6 +27,8 @@ BEGINS_WORK: dict[str, Json] = {
     f"{SWEREX}/upload": {},
     "/run_code": {"code": "print(1)"},
     "/t/{tenant}/{task}/run_code": {"code": "print(1)"},
+    "/retrieve": {"query": "a"},
+    "/t/{tenant}/{task}/retrieve": {"query": "a"},
 }
 """Bodies of the routes that begin work; that of an upload is `form`."""
 BEGINS_NONE = {
@@ -40,6 +42,15 @@ BEGINS_NONE = {
     "/v1/batches/{batch}/seal",
     f"{SWEREX}/close",
 }
+RETRIEVE: Json = {
+    "stages": [{"name": "search", "kind": "search.retrieve", "params": {"url": "http://127.0.0.1:9/retrieve"}}]
+}
+"""Task `retrieve` of the routes that end so."""
+
+
+def address(path: str, names: dict[str, str]) -> str:
+    """Return the path with its names. `/retrieve` needs a task of its own."""
+    return path.format(**{**names, "task": "retrieve"} if path.endswith("/retrieve") else names)
 
 
 def form() -> aiohttp.FormData:

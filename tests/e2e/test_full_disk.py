@@ -13,7 +13,7 @@ import pytest
 
 from shared.runtime.stack_state import ServiceState, State
 from tests.e2e.full_disk import SmallDisk, small_disk
-from tests.e2e.routes import BEGINS_NONE, BEGINS_WORK, form
+from tests.e2e.routes import BEGINS_NONE, BEGINS_WORK, RETRIEVE, address, form
 from treadle.stack.operate import current_state
 from treadle.testing.servers import temporary_home
 from treadle.testing.stack import RunningStack, running_stack
@@ -113,8 +113,9 @@ async def until_valkey(stack: RunningStack, *, healthy: bool) -> None:
 
 async def opened(http: aiohttp.ClientSession) -> dict[str, str]:
     """Names for the paths, of a task, a batch, and a trajectory with a shell."""
-    async with http.put("/v1/tasks/known", json=TASK) as response:
-        assert response.status == 200, await response.text()
+    for name, body in (("known", TASK), ("retrieve", RETRIEVE)):
+        async with http.put(f"/v1/tasks/{name}", json=body) as response:
+            assert response.status == 200, await response.text()
     async with http.post("/v1/tasks/known/batches", json={"key": "before"}) as response:
         batch = (await response.json())["id"]
     async with http.post("/v1/trajectories", json={"environment": {}}) as response:
@@ -152,7 +153,7 @@ async def test_new_work_is_refused_before_the_disk_is_full(
     assert int(retry_after) > 0
     for path, body in BEGINS_WORK.items():
         sent = {"data": form()} if path.endswith("/upload") else {"json": body}
-        async with http.post(path.format(**names), **sent) as response:
+        async with http.post(address(path, names), **sent) as response:
             text = await response.text()
             expected = 504 if path.endswith("/run_code") else 200 if path.endswith("/bulk") else 503
             assert (response.status, "the disk of the stores" in text) == (expected, True), (path, text)

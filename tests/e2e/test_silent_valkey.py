@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from tests.e2e.replicas import Mesh, running_mesh
-from tests.e2e.routes import BEGINS_NONE, BEGINS_WORK, form
+from tests.e2e.routes import BEGINS_NONE, BEGINS_WORK, RETRIEVE, address, form
 from treadle.testing.servers import running_valkey, temporary_home
 
 Json = dict[str, Any]
@@ -91,8 +91,9 @@ async def opened(http: aiohttp.ClientSession, name: str) -> dict[str, str]:
             assert response.status < 300, await response.text()
             return str((await response.json()).get("id", ""))
 
-    async with http.put(f"/v1/tasks/{name}", json=TASK) as response:
-        assert response.status == 200, await response.text()
+    for declared, body in ((name, TASK), ("retrieve", RETRIEVE)):
+        async with http.put(f"/v1/tasks/{declared}", json=body) as response:
+            assert response.status == 200, await response.text()
     trajectory = await post("/v1/trajectories", {"environment": {"memory_mb": 64}})
     shell = {"session_type": "bash", "session": "default"}
     await post(f"/v1/trajectories/{trajectory}/swerex/create_session", shell)
@@ -114,7 +115,7 @@ async def test_calls_end_with_503_and_retry_after(http: aiohttp.ClientSession, s
 
     async def ends_so(method: str, path: str, body: Json) -> None:
         sent: Any = {"data": form()} if path.endswith("/upload") else {"json": body}
-        async with http.request(method, path.format(**names), **sent) as response:
+        async with http.request(method, address(path, names), **sent) as response:
             text = await response.text()
             assert "Valkey" in text, (path, text)
             if path.endswith("/bulk"):  # each of its lines has an answer of its own

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 ActionKind = Literal[
-    "noop", "sleep", "code.run", "code.asserts", "code.stdio", "math.verify", "answer.match", "python.function"
+    "noop",
+    "sleep",
+    "code.run",
+    "code.asserts",
+    "code.stdio",
+    "math.verify",
+    "answer.match",
+    "python.function",
+    "http",
+    "search.retrieve",
 ]
 """Kind of an action."""
 if not TYPE_CHECKING:  # a newer mesh may answer others

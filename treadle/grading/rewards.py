@@ -12,9 +12,11 @@ import msgspec
 from treadle.client.answers import Answer, Ending
 from treadle.client.verdicts import VERDICTS, verdict_of
 
-MESH_FAILED: Final[frozenset[Ending]] = frozenset({"sandbox-lost", "node-lost", "unknown-outcome", "environment-lost"})
-"""Ends that are failures of the mesh. The others answer the request: refused (no node can do it, or the trainer's own
-part failed), cancelled, expired (its budget had passed)."""
+MESH_FAILED: Final[frozenset[Ending]] = frozenset(
+    {"sandbox-lost", "node-lost", "unknown-outcome", "environment-lost", "upstream-failed"}
+)
+"""Ends that are failures of the mesh, or of an external service that it called. The others answer the request: refused
+(no node can do it, or the trainer's own part failed), cancelled, expired (its budget had passed)."""
 
 
 class GroupRewards(msgspec.Struct, frozen=True):

@@ -37,6 +37,7 @@ SERVICES = (
     ServiceSpec(PROXY, "services.proxy.app:create_app", PROXY_PORT),
     ServiceSpec("scaling_planner", "services.scaling_planner.app:create_app"),
     ServiceSpec("cpu_manager", "services.cpu_manager.app:create_app"),
+    ServiceSpec("quota_manager", "services.quota_manager.app:create_app"),
 )
 
 

@@ -1,16 +1,19 @@
-"""Actions of `/run_code` whose callers have gone: kept for a retry, or cancelled."""
+"""Actions of `/run_code` and `/retrieve` whose callers have gone: kept for a retry, or cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from hashlib import blake2b
 
 from redis.asyncio import Redis
 
 from services.proxy.records.batching import Batcher
+from services.proxy.records.intake import digest_of
 from services.proxy.settings import ProxySettings
 from shared.bus import functions, retries
 from shared.bus.connection import TRANSIENT, with_retries
+from shared.messages.actions import ActionSubmitted
 from shared.runtime.background import Background
 from shared.runtime.errors import TreadleError
 from shared.runtime.units import Seconds
@@ -21,8 +24,14 @@ STOPPING_S: Seconds = 1.0
 """Time for what a stopping proxy still writes for a caller."""
 
 
+def digest_of_call(submitted: ActionSubmitted, route: str = "") -> str:
+    """Return the digest of tenant, task and body. Calls of one route with equal digests are the same."""
+    scope = f"{submitted.tenant}\x00{submitted.task}\x00{route}".removesuffix("\x00").encode()
+    return blake2b(digest_of(submitted.stages, 0.0) + scope, digest_size=12).hexdigest()
+
+
 class RunCodeRetries:
-    """Actions whose callers got 504. A retry joins one within `run_code_join_s`, else it is cancelled.
+    """Actions whose callers got 503 or 504. A retry joins one within `run_code_join_s`, else it is cancelled.
 
     Each digest has a list, because trainers send the same body many times at once. Every retry joins another action of
     the list, so each is executed once.

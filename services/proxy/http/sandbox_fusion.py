@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Annotated, Any
 
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
 from services.proxy.http.asgi import Call, HotRoute, Reply, Streamed
+from services.proxy.http.retries import digest_of_call
 from services.proxy.metrics import RUN_CODE
 from services.proxy.records.ids import random_id
-from services.proxy.records.intake import digest_of
 from services.proxy.state import DEFAULT_TENANT
 from shared.api.requests import Act
 from shared.bus.connection import TRANSIENT
@@ -107,7 +106,7 @@ def _check(tenant: str, task: str, language: str) -> None:
 
 async def _serve(call: Call, submitted: ActionSubmitted, budget_s: float) -> Reply:
     """Join an earlier call's action or submit a new one, then wait for the answer; all within the budget."""
-    proxy, digest = call.proxy, _digest(submitted)
+    proxy, digest = call.proxy, digest_of_call(submitted)
     action = submitted.action
     try:
         async with asyncio.timeout(budget_s):
@@ -128,12 +127,6 @@ async def _serve(call: Call, submitted: ActionSubmitted, budget_s: float) -> Rep
         return Reply(200, b"")
     RUN_CODE.labels("answered").inc()
     return _reply(raw)
-
-
-def _digest(submitted: ActionSubmitted) -> str:
-    """Return the digest of tenant, task and body. Calls with equal digests are the same."""
-    scope = f"{submitted.tenant}\x00{submitted.task}".encode()
-    return blake2b(digest_of(submitted.stages, 0.0) + scope, digest_size=12).hexdigest()
 
 
 async def _answer_of(call: Call, submitted: ActionSubmitted, joined: str | None) -> bytes | None:

@@ -15,6 +15,7 @@ from shared.kinds.registry import UnknownKind, all_kinds
 from shared.kinds.staging import StageForm, check_free_form, single_stage
 from shared.messages.actions import StageWork
 from shared.messages.batches import StagePlan
+from shared.policy.model.quotas import LEARNED
 from shared.runtime.errors import SHOWN_CHARS, BadRequest
 from shared.runtime.validation import decoded, explain
 
@@ -42,7 +43,7 @@ class PreparedStage:
             units=self.form.fewest,
             worker_cost=self.template.worker_cost,
             timeout_s=self.template.timeout_s,
-            quotas=dict(self.template.quotas),
+            quotas={name: amount for name, amount in amounts_of(self.template.quotas).items() if amount != LEARNED},
         )
 
     def check_units(self, params: Mapping[str, Any]) -> None:
@@ -79,6 +80,7 @@ class PreparedStage:
             error_score=self.template.error_score or 0.0,
             exception_score=self.template.exception_score,
             quotas=amounts_of(self.template.quotas),
+            repeatable=spec.repeats(merged),
         )
 
 

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import unused_port
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import leads, until
 from treadle.cli.main import app
+from treadle.cli.quota import _table
+from treadle.client.answers import QuotaView, Upstream
 from treadle.testing.servers import running_valkey, temporary_home
 
 Call = Callable[..., Result]
@@ -78,7 +81,7 @@ def test_json_is_one_object(call: Call, first: bool) -> None:
         assert done.exit_code == 0, done.stderr
         return json.loads(done.stdout)
 
-    free = {"waiting": {}, "waiting_actions": 0, "next_free_at": None}
+    free = {"waiting": {}, "waiting_actions": 0, "next_free_at": None, "upstream": {"state": "ok"}}
     one = {"name": "slots", "concurrency": 0.5, "held": 0.0, "actions": 0, "rates": [], "weights": {"ada": 2.0}, **free}
     assert document() == {"quotas": []}
     assert document("set", "slots", "--concurrency", "0.5", "--weight", "ada=2") == one
@@ -134,3 +137,16 @@ def test_without_a_stack_the_exit_status_is_3(monkeypatch: pytest.MonkeyPatch, a
     monkeypatch.delenv("TREADLE_URL", raising=False)
     done = quota("--url", f"http://127.0.0.1:{unused_port()}", *arguments)
     assert (done.exit_code, "no stack answers at http://127.0.0.1" in done.stderr) == (3, True), done.stderr
+
+
+def test_a_provider_that_does_not_answer_as_it_should_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    slowed = Upstream(state="slowed", not_before=1e9, most=7, reason="HTTP 429 [red]")
+    views = [
+        QuotaView(name="search", concurrency=2.0, held=1.0, actions=1, rates=[], upstream=slowed),
+        QuotaView(name="judge", concurrency=2.0, held=0.0, actions=0, rates=[], upstream=Upstream(state="ok")),
+    ]
+    Console(width=200).print(_table(views))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "provider slowed, no call before " in lines[2]
+    assert ", 7 calls at once: HTTP 429 [red]" in lines[2]

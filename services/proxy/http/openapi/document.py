@@ -13,6 +13,7 @@ from services.proxy.http.openapi.examples import BODIES, VALUES
 from services.proxy.http.openapi.hot import hot_paths, hot_schemas
 from services.proxy.http.openapi.kinds import kind_schemas, write_costs
 from services.proxy.http.openapi.parts import REASONS
+from services.proxy.http.openapi.retrieval import retrieval_paths, retrieval_schemas
 from services.proxy.http.openapi.schemas import Schema, ref, repair
 from services.proxy.http.openapi.trajectories import trajectory_paths, trajectory_schemas
 from shared.runtime.app import PROBLEM_JSON
@@ -30,6 +31,7 @@ _TAGS = {
     "trajectories": "Environments that continue between actions.",
     "swe-rex": "Trajectories for SWE-ReX's client.",
     "sandbox fusion": "Programs for SandboxFusion's clients.",
+    "retrieval": "Documents for the clients of retrieval servers (Search-R1, verl, SkyRL, slime).",
     "tenants": "Weights of tenants.",
     "quotas": "Slots and rates that belong to no node, such as those of an external API.",
     "mesh": "Nodes, pools, plans and health.",
@@ -50,9 +52,9 @@ def extend_openapi(app: FastAPI, *, max_wait_s: float) -> None:
 
 
 def _whole(document: dict[str, Any], max_wait_s: float) -> dict[str, Any]:
-    paths = {**document["paths"], **hot_paths(max_wait_s), **trajectory_paths(max_wait_s)}
+    paths = {**document["paths"], **hot_paths(max_wait_s), **retrieval_paths(), **trajectory_paths(max_wait_s)}
     schemas: dict[str, Schema] = document["components"]["schemas"]
-    schemas |= hot_schemas() | trajectory_schemas()
+    schemas |= hot_schemas() | retrieval_schemas() | trajectory_schemas()
     for replaced in ("AnyOf", "Amdahl", "Power"):
         schemas.pop(replaced)
     schemas |= kind_schemas()

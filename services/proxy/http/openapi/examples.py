@@ -23,6 +23,7 @@ _PROBLEM = {
     "status": 422,
     "detail": "params of noop: unknown field `ecko`; the fields are `echo`",
 }
+_RETRIEVE = {"queries": ["What is a mesh?", "Who wrote RFC 6585?"], "topk": 3, "return_scores": True}
 
 VALUES: Final[dict[str, list[Any]]] = {
     "Answer": [_ANSWER],
@@ -38,6 +39,19 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         "asserts": {"kind": "code.asserts", "params": _REWARD["params"]},
         "a program": {"kind": "code.run", "params": {"code": "print(6 * 7)"}, "units": {"cores": [1, 4]}},
         "a core and a slot": {"kind": "code.run", "params": {"code": "print(6 * 7)"}, "quotas": {"search": 1}},
+        "a judge": {
+            "kind": "http",
+            "params": {
+                "method": "POST",
+                "url": "https://judge.example/v1/chat/completions",
+                "headers": {"Authorization": {"secret": "judge-key"}},
+                "json": {"model": "judge", "messages": [{"role": "user", "content": "Grade from 0 to 10: {answer}"}]},
+                "values": {"answer": "42"},
+                "extract": {"pointer": "/choices/0/message/content", "scale": 0.1, "pass_at": 0.5},
+                "used": {"judge-tokens": {"pointer": "/usage/total_tokens"}},
+            },
+            "quotas": {"judge": 1, "judge-tokens": 800},
+        },
         "nothing": {"kind": "noop"},
     },
     "park_action": {"a model call": {"reason": "waits for a model call"}},
@@ -60,6 +74,8 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     },
     "run_code": {"python": {"code": "print(6 * 7)", "language": "python"}},
     "run_code_of_task": {"python": {"code": "print(6 * 7)", "language": "python"}},
+    "retrieve": {"two queries": _RETRIEVE, "SkyRL": {"query": "What is a mesh?", "topk": 3, "return_scores": True}},
+    "retrieve_by_task": {"two queries": _RETRIEVE},
     "swerex_create_session": {"the default shell": {"session": "default"}},
     "swerex_run_in_session": {"a command": {"action_type": "bash", "command": "pwd"}},
     "swerex_close_session": {"the default shell": {"session": "default"}},

@@ -54,7 +54,7 @@ def repair(schema: Schema) -> Schema:
     done = {key: _repaired(key, value) for key, value in schema.items()}
     if isinstance(done.get("title"), str):
         del done["title"]
-    if done.get("default", ...) in (None, [], {}):
+    if done.get("default", ...) in (None, [], (), {}):
         del done["default"]
     if "const" in done:
         done["enum"] = [done.pop("const")]

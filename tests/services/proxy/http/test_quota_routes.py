@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
 from services.proxy.app import create_app
 from services.proxy.http import quotas as routes
 from services.proxy.settings import ProxySettings
-from shared.bus import backlog, quotas
+from shared.bus import backlog, keys, quotas
 from shared.bus.connection import command
 from shared.policy.dispatch.backlog import Backlog
+from shared.policy.model.brakes import Brake
 from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.model.waiting import QuotaBacklog, TenantBacklog
 from tests.services.proxy.in_process import serving
@@ -37,7 +40,8 @@ async def ask(http: aiohttp.ClientSession, method: str, path: str, body: Any = N
 
 
 def view(**rest: Any) -> dict[str, Any]:
-    waiting = {"weights": {}, "waiting": {}, "waiting_actions": 0}
+    upstream = {"state": "ok", "not_before": None, "most": None, "reason": ""}
+    waiting = {"weights": {}, "waiting": {}, "waiting_actions": 0, "upstream": upstream}
     return {"name": "search", "concurrency": None, "held": 0.0, "actions": 0, "rates": [], **waiting, **rest}
 
 
@@ -45,6 +49,41 @@ def without_time(found: Any) -> Any:
     """The view of a quota of which 1 can be taken now."""
     assert found.pop("next_free_at") == pytest.approx(time.time(), abs=60.0)
     return found
+
+
+@pytest.mark.parametrize(
+    ("brake", "state", "ahead_s", "most", "reason"),
+    [
+        (Brake(not_before_s=600.0, reason="HTTP 429"), "slowed", 600.0, None, "HTTP 429"),
+        (Brake(most=7, peak=9, reason="HTTP 429"), "slowed", None, 7, "HTTP 429"),
+        (Brake(mode="open", probe_s=300.0, reason="HTTP 500"), "open", 300.0, None, "HTTP 500"),
+        (Brake(mode="open", probe_s=-1.0, reason="HTTP 500"), "half-open", None, None, "HTTP 500"),
+        (Brake(mode="open", probe_s=300.0, probe="a/0/1"), "half-open", 300.0, None, ""),
+        (Brake(mode="exhausted", probe_s=300.0, reason="HTTP 402"), "exhausted", 300.0, None, "HTTP 402"),
+        (Brake(failures=2, reason="old"), "ok", None, None, ""),
+    ],
+)
+def test_the_state_of_the_provider_is_shown(
+    brake: Brake, state: str, ahead_s: float | None, most: int | None, reason: str
+) -> None:
+    """Times of the brake: seconds from now."""
+    now = 1e9
+    times = {name: now + at_s for name in ("not_before_s", "probe_s") if (at_s := getattr(brake, name))}
+    not_before = None if ahead_s is None else now + ahead_s
+    expected = {"state": state, "not_before": not_before, "most": most, "reason": reason}
+    assert routes._upstream(replace(brake, **times), now).model_dump() == expected
+
+
+async def test_a_brake_that_the_leader_has_published_is_read(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 1}))[0] == 200
+    brake = msgspec.json.encode(Brake(mode="exhausted", reason="HTTP 402"))
+
+    async def shown() -> bool:
+        await command(valkey, "HSET", keys.QUOTA_BRAKES, "search", brake)  # a leader may replace it once, as it begins
+        return bool((await ask(http, "GET", "/v1/quotas/search"))[1]["upstream"]["state"] == "exhausted")
+
+    await soon(shown)
+    assert (await ask(http, "GET", "/v1/quotas"))[1]["quotas"][0]["upstream"]["reason"] in ("HTTP 402", "")
 
 
 async def test_a_quota_is_set_read_and_deleted(http: aiohttp.ClientSession, valkey: Redis) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from services.proxy.leader.interpreter import HoldsChanged, Interpreter
+from shared.bus.brakes import publish_brakes
 from shared.bus.functions import Answering, Granting, send_grants
 from shared.bus.holds import Taking
 from shared.bus.quotas import read_quotas, set_quota
@@ -16,6 +17,7 @@ from shared.messages.actions import ActionSubmitted
 from shared.messages.nodes import NODES
 from shared.messages.quotas import QuotaChanged
 from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.model.results import Feedback
 from tests.services.proxy.former_leader import StoreOfFormerLeader
 from tests.services.proxy.mesh import granted, held, hello, inventory, outcome, stage, submitted
 from tests.shared.bus.journal import Journal
@@ -108,3 +110,23 @@ async def test_one_flush_never_has_a_hold_and_its_end_nor_a_refund_beside_a_gran
         flushes.append(len(interpreter._next()))
     assert flushes == [2, 2, 1, 1]
     assert (await read_quotas(journal.redis)).holds == []
+
+
+async def test_a_new_leader_keeps_to_what_the_provider_has_answered(store: StoreOfFormerLeader) -> None:
+    await set_quota(store.redis, "search", ONE)
+    await store.submit(searching("a"), searching("b"))
+    await store.publish(NODES, hello())
+    await store.taken_over()
+    store.read(inventory())
+    exhausted = Feedback("search", "exhausted", reason="HTTP 402")
+    lost = outcome("a", status="lost", passed=None, score=None)
+    told = replace(lost, result=replace(lost.result, feedback=(exhausted,)))
+    assert granted(store.read(told)) == []
+    brakes = store.leader.dispatcher.brakes()
+    assert brakes["search"].mode == "exhausted"
+    await publish_brakes(store.redis, store.journal.epoch, brakes)
+
+    await store.taken_over()
+    assert granted(store.read(inventory())) == []
+    assert store.leader.dispatcher.brakes() == brakes, "the change of the quota that the stream still has is older"
+    assert len(granted(store.read(QuotaChanged(name="search", limits=ONE)))) == 1, "the operator has paid"

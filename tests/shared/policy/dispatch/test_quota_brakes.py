@@ -16,7 +16,7 @@ from shared.policy.model.formulation import AnswerAction, Command, Grant, Reques
 from shared.policy.model.quotas import QuotaLimits
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import Feedback, UpstreamAnswer
-from tests.shared.policy.dispatch.leading import ended, leading, submit
+from tests.shared.policy.dispatch.leading import beat, ended, leading, submit
 from tests.shared.policy.strategies import reported, request, work
 
 CALLING = replace(work(timeout_s=1e4), quotas={"search": 1.0})
@@ -38,6 +38,11 @@ def answered(grant: Grant, answer: UpstreamAnswer, not_before_s: float = 0.0, re
     return replace(end, result=msgspec.structs.replace(end.result, feedback=feedback))
 
 
+def tick(dispatcher: Dispatcher, now: float) -> list[Command]:
+    beat(dispatcher, now)
+    return dispatcher.handle(now, TickPassed())
+
+
 def grants(commands: list[Command]) -> list[Grant]:
     return [one for one in commands if isinstance(one, Grant)]
 
@@ -49,8 +54,8 @@ def test_a_named_time_wakes_the_work_that_waits() -> None:
     wake_s = dispatcher.next_wake_s
     assert 21.0 <= wake_s <= 22.0
     assert dispatcher.cluster.queues.lanes.asleep, "no round looks at it before"
-    assert not grants(dispatcher.handle(wake_s - 0.01, TickPassed()))
-    assert [one.action for one in grants(dispatcher.handle(wake_s, TickPassed()))] == ["second"]
+    assert not grants(tick(dispatcher, wake_s - 0.01))
+    assert [one.action for one in grants(tick(dispatcher, wake_s))] == ["second"]
     dispatcher.check()
 
 
@@ -60,7 +65,7 @@ def test_a_time_that_moves_on_is_waited_for() -> None:
     assert 6.0 <= dispatcher.next_wake_s <= 7.0
     dispatcher.handle(2.0, reported(answered(second, "ok", 50.0)))
     assert 52.0 <= dispatcher.next_wake_s <= 53.0
-    assert [one.action for one in grants(dispatcher.handle(dispatcher.next_wake_s, TickPassed()))] == ["third"]
+    assert [one.action for one in grants(tick(dispatcher, dispatcher.next_wake_s))] == ["third"]
 
 
 def test_calls_at_once_are_woken_by_ends() -> None:
@@ -69,7 +74,7 @@ def test_calls_at_once_are_woken_by_ends() -> None:
     assert len(running) == 20
     dispatcher.handle(1.0, reported(*(answered(one, "pushed-back") for one in running[:2])))
     wake_s = dispatcher.next_wake_s
-    dispatcher.handle(wake_s, TickPassed())
+    tick(dispatcher, wake_s)
     assert dispatcher.brakes()["search"].most == 18
     assert len(dispatcher.cluster.quotas.holds) == 18
     assert dispatcher.next_wake_s == math.inf
@@ -92,7 +97,7 @@ def test_exhausted_work_is_held_with_its_reason_and_resumes_after_a_top_up() -> 
     assert {name for name, _ in reasons} == {"second", "third"}
     wait, text = reasons["second", 0]
     assert (wait, "the provider of quota 'search' is out of credit: no credit" in text) == ("provider", True)
-    (probe,) = grants(dispatcher.handle(dispatcher.next_wake_s, TickPassed()))
+    (probe,) = grants(tick(dispatcher, dispatcher.next_wake_s))
     now = dispatcher.cluster.quotas.holds[probe.hold.key].at_s if probe.hold else 0.0
     assert not grants(dispatcher.handle(now + 1.0, reported(answered(probe, "exhausted", reason="no credit"))))
     limits = QuotaLimits((1.0,))
@@ -107,7 +112,7 @@ def test_exhausted_work_is_held_with_its_reason_and_resumes_after_a_top_up() -> 
 def test_a_success_of_the_probe_lets_all_continue() -> None:
     dispatcher, (first,) = provider("first", "second", "third")
     dispatcher.handle(1.0, reported(answered(first, "exhausted")))
-    (probe,) = grants(dispatcher.handle(dispatcher.next_wake_s, TickPassed()))
+    (probe,) = grants(tick(dispatcher, dispatcher.next_wake_s))
     found = grants(dispatcher.handle(60.0, reported(answered(probe, "ok"))))
     assert [one.action for one in found] == ["third"]
 
@@ -130,7 +135,7 @@ def test_a_restored_brake_holds_work_back_and_wakes_it(brake: Brake, words: str)
     assert not submit(dispatcher, *calling("a"))
     assert dispatcher.waiting_reasons(1.0).actions["a", 0].text == f"the provider of quota 'search' {words}"
     assert dispatcher.next_wake_s == brake.free_s(0.0)
-    assert grants(dispatcher.handle(dispatcher.next_wake_s, TickPassed()))
+    assert grants(tick(dispatcher, dispatcher.next_wake_s))
 
 
 def test_a_deadline_that_comes_meanwhile_names_the_provider() -> None:

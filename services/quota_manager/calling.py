@@ -1,0 +1,176 @@
+"""One attempt of a call: prepare it, send it, read the answer, form the result.
+
+`outgoing` sends; `provider` reads what the upstream reports; `outcomes` decides on repeats; `scoring` forms scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Protocol
+
+import msgspec
+
+from services.quota_manager.kinds import RETRIEVE, HttpCall, OutgoingParams, SearchRetrieve
+from services.quota_manager.metrics import CallMetrics
+from services.quota_manager.outcomes import CallEnd, Safety, feedback_of, unaccepted
+from services.quota_manager.outgoing.calls import OutgoingAnswer, OutgoingCall
+from services.quota_manager.outgoing.errors import (
+    BrokenAnswer,
+    ForbiddenAddress,
+    InvalidCall,
+    NoFirstByte,
+    NotConnected,
+)
+from services.quota_manager.outputs import InvalidDocuments, documents_output, http_output
+from services.quota_manager.provider import Reading, read_answer
+from services.quota_manager.requests import http_call, is_repeatable, retrieve_call
+from services.quota_manager.scoring import InvalidPattern, NoScore, amount_of, compiled, score_of
+from services.quota_manager.templates import InvalidTemplate
+from shared.kinds.provider_rules import Statuses, includes
+from shared.messages.grants import Granted
+from shared.policy.model.results import AttemptResult, refused
+from shared.runtime.clock import Clock
+from shared.runtime.errors import BadRequest
+from shared.runtime.validation import decoded
+
+SHOWN_BODY: Final = 200
+"""Characters of an answer's body in a reason."""
+ACCEPTED: Final[Statuses] = ["200-299"]
+_http: Final = msgspec.json.Decoder(HttpCall)
+_retrieve: Final = msgspec.json.Decoder(SearchRetrieve)
+
+
+class Sends(Protocol):
+    """Client that sends calls: `services.quota_manager.outgoing.client.Outgoing`."""
+
+    async def call(self, call: OutgoingCall) -> OutgoingAnswer:
+        """Return the answer, of any status; raises an `OutgoingError`."""
+
+
+@dataclass(slots=True)
+class Calling:
+    """Attempts of both kinds."""
+
+    outgoing: Sends
+    clock: Clock
+    random: Random
+    output_bytes: int
+    metrics: CallMetrics
+
+    async def attempt(self, grant: Granted) -> AttemptResult:
+        """Execute a grant, within `grant.timeout_s` seconds."""
+        began = self.clock.monotonic()
+        try:
+            params, call = _prepared(grant)
+        except (BadRequest, InvalidTemplate, InvalidPattern) as error:
+            return refused(str(error) if isinstance(error, BadRequest) else f"params of {grant.work}: {error}")
+        if params.upstream is not None and params.upstream not in grant.quotas:
+            return refused(f"upstream: the action takes nothing of the quota {params.upstream!r}; name it in `quotas`")
+        end = await self._called(call)
+        if isinstance(end, OutgoingAnswer):
+            self.metrics.seconds.observe(end.elapsed_s)
+            failure = self._unaccepted(end, params)
+            if failure is None:
+                return self._accepted(end, grant, params, began)
+            end = failure
+        return refused(end) if isinstance(end, str) else self._ended(end, grant, params, began)
+
+    async def _called(self, call: OutgoingCall) -> OutgoingAnswer | CallEnd | str:
+        """Return the answer, the end of a call without one, or why it can never be made."""
+        try:
+            return await self.outgoing.call(call)
+        except (InvalidCall, ForbiddenAddress) as error:
+            return error.reason
+        except NotConnected as error:
+            return CallEnd("failed", "no connection", "unsent", error.reason)
+        except NoFirstByte as error:
+            return CallEnd("failed", "no answer in time", "silent", error.reason)
+        except BrokenAnswer as error:
+            return CallEnd("failed", "a broken answer", "sent", error.reason)
+
+    def _unaccepted(self, answer: OutgoingAnswer, params: OutgoingParams) -> CallEnd | None:
+        """Return how the call ended; None if its answer is accepted."""
+        reading = self._read(answer, params)
+        said = f"the upstream answered {answer.status}: {beginning(answer.body)}".removesuffix(": ")
+        if reading.answer in ("pushed-back", "exhausted"):
+            return CallEnd(reading.answer, reading.reason, "declined", said, reading.not_before_s)
+        accepted = includes(params.accept_status or ACCEPTED, answer.status)
+        if accepted and (reading.answer == "ok" or not params.rules):
+            return None
+        if reading.answer == "failed":
+            declined = answer.status == 503 and any(name == "retry-after" for name, _ in answer.headers)
+            safety: Safety = "declined" if declined else "sent"
+            return CallEnd("failed", reading.reason, safety, said, reading.not_before_s, not reading.retryable)
+        return CallEnd("ok", "", "sent", said, reading.not_before_s, final=True)
+
+    def _read(self, answer: OutgoingAnswer, params: OutgoingParams) -> Reading:
+        return read_answer(answer.status, answer.headers, answer.body, params.rules, self.clock.unix())
+
+    def _accepted(self, answer: OutgoingAnswer, grant: Granted, params: OutgoingParams, began: float) -> AttemptResult:
+        """Return the verdict of an accepted answer. Without its score, or its documents, the call has failed."""
+        used: dict[str, float] = {}
+        score, passed = None, None
+        try:
+            if isinstance(params, SearchRetrieve):
+                output = documents_output(
+                    answer.body, queries=len(params.queries), scores=params.return_scores, limit=self.output_bytes
+                )
+            else:
+                assert isinstance(params, HttpCall)
+                used = _used(params, grant, answer.body)
+                output = http_output(answer, self.output_bytes)
+                if params.extract is not None:
+                    score = score_of(params.extract, answer.body)
+                    passed = None if params.extract.pass_at is None else score >= params.extract.pass_at
+        except NoScore as error:
+            result = self._ended(CallEnd("ok", "", "sent", str(error)), grant, params, began)
+            return msgspec.structs.replace(result, quotas_used=used)
+        except InvalidDocuments as error:
+            return self._ended(
+                CallEnd("failed", "an answer without documents", "sent", str(error)), grant, params, began
+            )
+        self.metrics.answers["ok"].inc()
+        return AttemptResult(
+            "ok",
+            passed,
+            score,
+            output,
+            quotas_used=used,
+            evidence="" if score is None else "separate",
+            feedback=feedback_of(grant, params, "ok", self._read(answer, params).not_before_s, ""),
+        )
+
+    def _ended(self, end: CallEnd, grant: Granted, params: OutgoingParams, began: float) -> AttemptResult:
+        self.metrics.answers[end.answer].inc()
+        elapsed_s = self.clock.monotonic() - began
+        return unaccepted(end, grant, params, is_repeatable(params), elapsed_s, self.random)
+
+
+def _prepared(grant: Granted) -> tuple[OutgoingParams, OutgoingCall]:
+    """Return a grant's parameters and its call.
+
+    Raises:
+        BadRequest: the parameters are malformed.
+        InvalidTemplate: they do not form a call.
+        InvalidPattern: the pattern of the score is invalid.
+    """
+    if grant.work == RETRIEVE:
+        retrieve = decoded(_retrieve, grant.params, f"params of {grant.work}")
+        return retrieve, retrieve_call(retrieve, grant)
+    params = decoded(_http, grant.params, f"params of {grant.work}")
+    if params.extract is not None and params.extract.pattern is not None:
+        compiled(params.extract.pattern)
+    return params, http_call(params, grant)
+
+
+def _used(params: HttpCall, grant: Granted, body: bytes) -> dict[str, float]:
+    """Return the amounts that the answer reports, of the quotas that the action takes."""
+    found = {quota: amount_of(place.pointer, body) for quota, place in params.used.items() if quota in grant.quotas}
+    return {quota: amount for quota, amount in found.items() if amount is not None}
+
+
+def beginning(body: bytes) -> str:
+    """Return the beginning of a body as one line of text."""
+    text = body[: 4 * SHOWN_BODY].decode("utf-8", "replace")
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:SHOWN_BODY]

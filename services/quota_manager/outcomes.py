@@ -1,0 +1,105 @@
+"""From the end of one call to the result of its attempt: accepted, again later, or failed. Pure.
+
+Laws:
+  - a verdict is formed only of an accepted answer;
+  - a repeat is safe: nothing had been sent, the upstream has said that it did nothing (429, 503 with Retry-After), or
+    the call may be repeated. An upstream that answered nothing is asked once more;
+  - a repeat fits into the caller's budget; else the attempt is the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Literal
+
+from services.quota_manager.kinds import OutgoingParams
+from shared.messages.grants import Granted
+from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
+from shared.runtime.units import Seconds
+
+FIRST_DELAY_S: Final[Seconds] = 1.0
+"""Mean of the delay before the second attempt is half of it. It doubles up to `LONGEST_DELAY_S`."""
+LONGEST_DELAY_S: Final[Seconds] = 60.0
+LONGEST_EXHAUSTED_S: Final[Seconds] = 30.0
+"""Longest delay after an answer without credit: it bounds the time from a top-up to the next call."""
+JITTER: Final = 0.1
+"""Part of the upstream's own delay by which repeats are spread."""
+MOST_REASON: Final = 400
+"""Characters of a reason."""
+
+Safety = Literal["unsent", "declined", "silent", "sent"]
+"""Safety of a repeat. `unsent`: the upstream has not got the call. `declined`: it says that it has not executed it.
+`silent`: it has got it, and has answered nothing. `sent`: it may have executed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """End of a call that is no accepted answer."""
+
+    answer: UpstreamAnswer
+    """Feedback for the upstream's quota. `ok`: the upstream works, and this call failed."""
+    reason: str
+    """For everybody who sees the quota: nothing of the call or of the answer's body."""
+    safety: Safety
+    detail: str
+    """For the caller."""
+    not_before_s: Seconds = 0.0
+    """Seconds before which the upstream wants no call."""
+    final: bool = False
+    """Another attempt would end alike."""
+
+
+def feedback_of(
+    grant: Granted, params: OutgoingParams, answer: UpstreamAnswer, not_before_s: Seconds, reason: str
+) -> tuple[Feedback, ...]:
+    """Return the feedback for the quota of the upstream; none if the action takes none."""
+    quota = params.upstream or next(iter(grant.quotas), "")
+    return (Feedback(quota, answer, not_before_s, reason[:MOST_REASON]),) if quota in grant.quotas else ()
+
+
+def unaccepted(
+    end: CallEnd, grant: Granted, params: OutgoingParams, repeatable: bool, elapsed_s: Seconds, random: Random
+) -> AttemptResult:
+    """Return the result of an attempt without an accepted answer: `postponed` or `upstream-failed`.
+
+    Args:
+        end: how the call ended.
+        grant: the attempt. `attempt` counts from 1 over the whole stage.
+        params: of the call.
+        repeatable: whether a call that has reached the upstream may be repeated.
+        elapsed_s: seconds since the attempt began.
+        random: source of the jitter.
+    """
+    feedback = feedback_of(grant, params, end.answer, end.not_before_s, end.reason)
+    reason = (end.detail or end.reason)[:MOST_REASON]
+    if (why := _last_because(end, grant, params, repeatable)) is None:
+        delay_s = delay_before(grant.attempt, end, random)
+        left_s = grant.budget_s - elapsed_s
+        if delay_s < left_s:
+            return AttemptResult("postponed", reason=reason, retry_in_s=delay_s, feedback=feedback)
+        why = f"the next attempt would be in {delay_s:.0f} s, and {max(0.0, left_s):.0f} s are left of its budget"
+    return AttemptResult("upstream-failed", reason=f"{reason}; {why}", feedback=feedback)
+
+
+def _last_because(end: CallEnd, grant: Granted, params: OutgoingParams, repeatable: bool) -> str | None:
+    """Return why this is the last attempt; None if there may be another."""
+    if end.final:
+        return "it is not repeated"
+    if end.safety == "silent" and params.repeatable is None and not repeatable:
+        allowed = grant.attempt == 1
+    else:
+        allowed = end.safety in ("unsent", "declined") or repeatable
+    if not allowed:
+        return "it may have been executed, and is not repeatable"
+    if end.answer in ("pushed-back", "exhausted"):  # the work waits, as long as its budget lasts
+        return None
+    most = min(params.attempts, 2) if end.safety == "silent" else params.attempts
+    return f"attempt {grant.attempt}, and `attempts` is {most}" if grant.attempt >= most else None
+
+
+def delay_before(attempt: int, end: CallEnd, random: Random) -> Seconds:
+    """Return the seconds before the next attempt: exponential with full jitter, and not before the upstream's time."""
+    longest_s = LONGEST_EXHAUSTED_S if end.answer == "exhausted" else LONGEST_DELAY_S
+    backoff_s = random.uniform(0.0, min(longest_s, FIRST_DELAY_S * 2.0 ** min(attempt - 1, 16)))
+    return max(backoff_s, end.not_before_s * (1.0 + random.uniform(0.0, JITTER)))

@@ -1,0 +1,100 @@
+"""Which calls are repeated, when, and which end as `upstream-failed`."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.quota_manager.kinds import HttpCall
+from services.quota_manager.outcomes import CallEnd, Safety, delay_before, unaccepted
+from services.quota_manager.requests import is_repeatable
+from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
+from tests.services.quota_manager.grants import grant
+
+URL = "https://api.example/"
+
+
+def ended(answer: UpstreamAnswer, safety: Safety, *, elapsed_s: float = 1.0, params: dict[str, Any] | None = None,
+          not_before_s: float = 0.0, final: bool = False, **granted: Any) -> AttemptResult:  # fmt: skip
+    call = HttpCall(url=URL, **(params or {}))
+    end = CallEnd(answer, "why", safety, "detail", not_before_s, final)
+    return unaccepted(end, grant({}, **granted), call, is_repeatable(call), elapsed_s, Random(1))
+
+
+POST = {"method": "POST"}
+
+TABLE: list[tuple[UpstreamAnswer, Safety, dict[str, Any], int, str]] = [
+    # nothing was sent: safe for every method
+    ("failed", "unsent", POST, 1, "postponed"),
+    ("failed", "unsent", {"repeatable": False}, 2, "postponed"),
+    ("failed", "unsent", POST, 3, "upstream-failed"),
+    ("failed", "unsent", {"attempts": 1}, 1, "upstream-failed"),
+    # the upstream has declined: safe for every method; it is waited for as long as the budget lasts
+    ("pushed-back", "declined", POST, 1, "postponed"),
+    ("pushed-back", "declined", POST, 50, "postponed"),
+    ("exhausted", "declined", POST, 50, "postponed"),
+    ("failed", "declined", POST, 2, "postponed"),
+    ("failed", "declined", POST, 3, "upstream-failed"),
+    # it may have executed the call
+    ("failed", "sent", {"method": "GET"}, 1, "postponed"),
+    ("failed", "sent", POST, 1, "upstream-failed"),
+    ("failed", "sent", {**POST, "repeatable": True}, 2, "postponed"),
+    ("failed", "sent", {"method": "GET", "repeatable": False}, 1, "upstream-failed"),
+    ("failed", "sent", {"method": "GET"}, 3, "upstream-failed"),
+    ("ok", "sent", {"method": "GET"}, 1, "postponed"),
+    # it has answered nothing: once more
+    ("failed", "silent", POST, 1, "postponed"),
+    ("failed", "silent", POST, 2, "upstream-failed"),
+    ("failed", "silent", {"method": "GET"}, 1, "postponed"),
+    ("failed", "silent", {"method": "GET", "attempts": 9}, 2, "upstream-failed"),
+    ("failed", "silent", {**POST, "repeatable": False}, 1, "upstream-failed"),
+]
+
+
+@pytest.mark.parametrize(("answer", "safety", "params", "attempt", "status"), TABLE)
+def test_only_safe_failures_are_repeated(
+    answer: UpstreamAnswer, safety: Safety, params: dict[str, Any], attempt: int, status: str
+) -> None:
+    result = ended(answer, safety, params=params, attempt=attempt)
+
+    assert (result.status, result.score, result.passed) == (status, None, None)
+    assert result.feedback == (Feedback("search", answer, 0.0, "why"),)
+
+
+def test_a_failure_that_would_repeat_itself_is_final() -> None:
+    assert ended("ok", "sent", final=True).reason == "detail; it is not repeated"
+
+
+def test_a_repeat_fits_into_the_budget() -> None:
+    assert ended("pushed-back", "declined", not_before_s=50, budget_s=60, elapsed_s=1).status == "postponed"
+    late = ended("pushed-back", "declined", not_before_s=60, budget_s=60, elapsed_s=1)
+    assert (late.status, "59 s are left of its budget" in late.reason) == ("upstream-failed", True)
+
+
+def test_feedback_is_for_the_quota_of_the_upstream() -> None:
+    two = {"judge": 1.0, "tokens": 800.0}
+    for params, quotas, expected in (
+        ({}, two, ["judge"]), ({"upstream": "tokens"}, two, ["tokens"]), ({}, {}, []),
+    ):  # fmt: skip
+        result = ended("failed", "unsent", params=params, quotas=quotas)
+        assert [each.quota for each in result.feedback] == expected
+
+
+@given(st.integers(1, 10_000), st.sampled_from(["failed", "pushed-back", "exhausted"]),
+       st.floats(0, 3600), st.integers())  # fmt: skip
+def test_a_delay_is_bounded_and_not_before_the_upstreams_time(
+    attempt: int, answer: UpstreamAnswer, not_before_s: float, seed: int
+) -> None:
+    delay_s = delay_before(attempt, CallEnd(answer, "", "declined", "", not_before_s), Random(seed))
+
+    assert not_before_s <= delay_s <= max(1.1 * not_before_s, 30.0 if answer == "exhausted" else 60.0)
+
+
+def test_delays_grow_and_are_spread() -> None:
+    end = CallEnd("failed", "", "unsent", "")
+    means = [sum(delay_before(attempt, end, Random(seed)) for seed in range(500)) / 500 for attempt in (1, 2, 3, 7)]
+    assert means == pytest.approx([0.5, 1.0, 2.0, 30.0], rel=0.1)

@@ -1,0 +1,96 @@
+"""Scores and amounts in answers."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+
+from services.quota_manager.kinds import Extraction
+from services.quota_manager.scoring import InvalidPattern, NoScore, amount_of, at_pointer, compiled, score_of
+
+RFC_6901 = {
+    "foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "e^f": 3, "g|h": 4, "i\\j": 5, 'k"l': 6, " ": 7, "m~n": 8,
+}  # fmt: skip
+"""The document of RFC 6901, section 5."""
+
+
+@pytest.mark.parametrize(
+    ("pointer", "value"),
+    [
+        ("", RFC_6901), ("/foo", ["bar", "baz"]), ("/foo/0", "bar"), ("/", 0), ("/a~1b", 1), ("/c%d", 2), ("/e^f", 3),
+        ("/g|h", 4), ("/i\\j", 5), ('/k"l', 6), ("/ ", 7), ("/m~0n", 8),
+    ],
+)  # fmt: skip
+def test_pointers_are_those_of_rfc_6901(pointer: str, value: object) -> None:
+    assert at_pointer(RFC_6901, pointer) == value
+
+
+@pytest.mark.parametrize("pointer", ["/foo/2", "/foo/00", "/foo/-1", "/foo/-", "/foo/x", "/bar", "/foo/0/a", "/foo/²"])
+def test_a_pointer_to_nothing_is_no_score(pointer: str) -> None:
+    with pytest.raises(NoScore, match="has nothing at"):
+        at_pointer(RFC_6901, pointer)
+
+
+@pytest.mark.parametrize(
+    ("extraction", "body", "score"),
+    [
+        (Extraction(pointer="/a/0/b"), b'{"a": [{"b": 0.5}]}', 0.5),
+        (Extraction(pointer="/a"), b'{"a": "7.5"}', 7.5),
+        (Extraction(pointer="/a"), b'{"a": true}', 1.0),
+        (Extraction(pointer="/a", scale=0.1), b'{"a": 7}', 0.7),
+        (Extraction(), b"3", 3.0),
+        (Extraction(pattern=r"score: ([0-9.]+)"), b"score: 1\nscore: 10", 10.0),
+        (Extraction(pointer="/text", pattern="([0-9]+)"), b'{"text": "from 1 to 10: 8"}', 8.0),
+        (Extraction(pointer="/list", pattern="([0-9]+)"), b'{"list": [1, 2]}', 2.0),
+    ],
+)
+def test_a_score_is_found(extraction: Extraction, body: bytes, score: float) -> None:
+    assert score_of(extraction, body) == pytest.approx(score)
+
+
+@pytest.mark.parametrize(
+    ("extraction", "body"),
+    [
+        (Extraction(pointer="/a"), b"<html>"),
+        (Extraction(pointer="/a"), b"{}"),
+        (Extraction(pointer="/a"), b'{"a": null}'),
+        (Extraction(pointer="/a"), b'{"a": "high"}'),
+        (Extraction(pointer="/a"), b'{"a": "nan"}'),
+        (Extraction(pointer="/a"), b'{"a": "inf"}'),
+        (Extraction(pointer="/a"), b'{"a": "1_0"}'),
+        (Extraction(pointer="/a"), b'{"a": []}'),
+        (Extraction(pointer="/a", scale=1e9), b'{"a": 1e308}'),
+        (Extraction(pointer="/a"), b'{"a": 1' + b"0" * 400 + b"}"),
+        (Extraction(pattern="([0-9]+)"), b"none"),
+        (Extraction(pattern="x([0-9]+)?"), b"x"),
+        (Extraction(pointer="/a"), b"[" * 100_000),
+    ],
+    ids=range(13),
+)
+def test_anything_else_is_no_score(extraction: Extraction, body: bytes) -> None:
+    with pytest.raises(NoScore):
+        score_of(extraction, body)
+
+
+@pytest.mark.parametrize("pattern", ["(", "a", "(a)(b)", "(?=a)(b)", r"(a)\1", "(" * 2000, "((a{1,1000}){1,1000})"])
+def test_an_invalid_pattern_is_named(pattern: str) -> None:
+    with pytest.raises(InvalidPattern, match="^pattern: "):
+        compiled(pattern)
+
+
+def test_no_text_makes_a_pattern_slow() -> None:
+    """`(a+)+$` takes Python's `re` longer than this universe."""
+    began = time.process_time()
+    with pytest.raises(NoScore):
+        score_of(Extraction(pattern="((?:a+)+)$"), b"a" * (4 << 20) + b"!")
+    assert time.process_time() - began < 30
+
+
+def test_an_amount_is_a_number_from_0() -> None:
+    body = msgspec.json.encode({"usage": {"total": 812, "none": None, "negative": -1, "text": "9"}})
+    assert [amount_of(f"/usage/{name}", body) for name in ("total", "none", "negative", "missing", "text")] == [
+        812.0, None, None, None, 9.0,
+    ]  # fmt: skip
+    assert amount_of("/usage", b"<html>") is None

@@ -194,7 +194,7 @@ async def test_no_connection() -> None:
     async with serving(None) as gone:
         pass
     async with client() as outgoing:
-        with pytest.raises(NotConnected, match="no connection"):
+        with pytest.raises(NotConnected, match=r"no connection was made \(Connection refused\)"):
             await outgoing.call(OutgoingCall("GET", f"http://a.test:{gone.port}/", timeout_s=5))
         with pytest.raises(NotConnected, match="no address"):
             await outgoing.call(OutgoingCall("GET", "http://unknown.test/", timeout_s=5))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp.test_utils import unused_port
@@ -141,9 +142,10 @@ def test_without_a_stack_the_exit_status_is_3(monkeypatch: pytest.MonkeyPatch, a
 
 def test_a_provider_that_does_not_answer_as_it_should_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     slowed = Upstream(state="slowed", not_before=1e9, most=7, reason="HTTP 429 [red]")
+    rest: dict[str, Any] = {"rates": [], "weights": {}, "waiting": {}, "waiting_actions": 0, "next_free_at": None}
     views = [
-        QuotaView(name="search", concurrency=2.0, held=1.0, actions=1, rates=[], upstream=slowed),
-        QuotaView(name="judge", concurrency=2.0, held=0.0, actions=0, rates=[], upstream=Upstream(state="ok")),
+        QuotaView(name="search", concurrency=2.0, held=1.0, actions=1, upstream=slowed, **rest),
+        QuotaView(name="judge", concurrency=2.0, held=0.0, actions=0, upstream=Upstream(state="ok"), **rest),
     ]
     Console(width=200).print(_table(views))
     lines = capsys.readouterr().out.splitlines()

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from services.proxy.http import batches, mesh, quotas, tasks, tenants
 from services.proxy.http.hot import HOT_ROUTES
+from services.proxy.http.leases import LEASE_ROUTES
 from services.proxy.http.parking import PARKING_ROUTES
 from services.proxy.http.sandbox_fusion import RUN_CODE_ROUTES
 from services.proxy.http.swerex.routes import SWEREX_ROUTES
@@ -21,7 +22,14 @@ pooled resources, and answers each exactly once. Errors are problem+json (RFC 94
 
 ROUTERS: Final = (tasks.router, batches.router, mesh.router, tenants.router, quotas.router)
 """Routes behind FastAPI."""
-BARE_ROUTES: Final = [*HOT_ROUTES, *PARKING_ROUTES, *TRAJECTORY_ROUTES, *RUN_CODE_ROUTES, *SWEREX_ROUTES]
+BARE_ROUTES: Final = [
+    *HOT_ROUTES,
+    *LEASE_ROUTES,
+    *PARKING_ROUTES,
+    *TRAJECTORY_ROUTES,
+    *RUN_CODE_ROUTES,
+    *SWEREX_ROUTES,
+]
 """Routes in front of FastAPI, as bare ASGI: thousands of calls a second, or bodies that are streamed."""
 
 

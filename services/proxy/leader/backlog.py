@@ -11,6 +11,7 @@ from services.proxy.metrics import QUEUED, STUCK
 from shared.bus import backlog as bus_backlog
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Deposed
+from shared.messages import leases
 from shared.messages.batch_snapshot import SNAPSHOT_INTERVAL_S, OpenBatchesSnapshot, UnansweredRequests, pack
 from shared.policy.dispatch.backlog import Backlog
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -38,7 +39,7 @@ async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, cl
     while True:
         await asyncio.sleep(pause_s)
         before = time.monotonic()
-        backlog, batches, reasons = dispatcher.survey(), _seen(dispatcher), dispatcher.waiting_reasons()
+        backlog, batches, reasons = _of_hosts(dispatcher.survey()), _seen(dispatcher), dispatcher.waiting_reasons()
         changed = published is None or batches != published[1]
         pause_s = max(PUBLISH_EVERY_S, PAUSE_FACTOR * (time.monotonic() - before))
         try:
@@ -54,6 +55,11 @@ async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, cl
             return
         except TRANSIENT as error:
             _log.warning("valkey_unavailable", what="publishing the backlog", error=str(error))
+
+
+def _of_hosts(backlog: Backlog) -> Backlog:
+    """Return the backlog without the pool of leases, which has no host: callers wait there for quotas only."""
+    return Backlog([pool for pool in backlog.pools if pool.name != leases.POOL], backlog.stuck)
 
 
 def _publish(backlog: Backlog) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.action_registry import ActionRegistry
@@ -31,6 +31,9 @@ from shared.policy.resources.ledger import Node
 from shared.policy.resources.resource import Specs
 
 Handler = Callable[[float, Any], list[Command] | None]
+
+POOL_BUSY: Final = "it would start after its deadline: the pool is busy"
+QUOTAS_LATE: Final = "its quotas cannot give what it needs before its deadline"
 
 
 @dataclass(slots=True)
@@ -113,15 +116,27 @@ class StimulusHandlers:
             self.cluster.queues.enqueue(action)
             set_aside_stuck(self.cluster, action)
             self.cancellations.submitted(request)
+            if request.until_granted and self.registry.is_served(action):
+                commands += self._check_grant_deadline(now, action)
         return commands
+
+    def _check_grant_deadline(self, now: float, action: ActionState) -> list[Command]:
+        """Answer a new action whose quotas can never give its amounts. Note one that cannot be granted in time, because
+        they are refilled later.
+        """
+        quotas, amounts, deadline_s = self.cluster.quotas, action.work.quotas, action.request.deadline_s
+        if reason := quotas.why_never(amounts):
+            return [self.registry.answer_queued(now, action, "refused", reason)]
+        if now >= deadline_s or quotas.refilled_at(amounts, now) > deadline_s:
+            self.late.append(action)
+        return []
 
     def reject_late(self, now: float) -> list[Command]:
         """Answer the new requests that would start too late and still wait."""
-        late, self.late = self.late, []
-        reason = "it would start after its deadline: the pool is busy"
-        return [
-            self.registry.answer_queued(now, action, "expired", reason) for action in late if action.state == "queued"
-        ]
+        late, self.late = [action for action in self.late if action.state == "queued"], []
+        reasons = [QUOTAS_LATE if action.request.until_granted else POOL_BUSY for action in late]
+        answer = self.registry.answer_queued
+        return [answer(now, action, "expired", reason) for action, reason in zip(late, reasons, strict=True)]
 
     def _action_restored(self, now: float, known: stimuli.ActionRestored) -> None:
         action = self.registry.actions.get(known.action)
@@ -221,7 +236,10 @@ class StimulusHandlers:
         self._nodes.all_seen(now)
 
     def _inventory_reported(self, now: float, report: stimuli.InventoryReported) -> list[Command] | None:
-        return self._nodes.inventory_taken(now, report.node, report.incarnation, report.held, report.environments)
+        taken = self._nodes.inventory_taken(now, report.node, report.incarnation, report.held, report.environments)
+        if taken is None:
+            return None
+        return taken + self.registry.expire_waiting(now, self.config.most_ended)
 
     def _images_reported(self, now: float, report: stimuli.ImagesReported) -> list[Command] | None:
         added = set(report.added)

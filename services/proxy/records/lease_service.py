@@ -148,7 +148,6 @@ class LeaseService:
         gone: Callable[[], Awaitable[None]],
     ) -> Outcome:
         loop, watch = asyncio.get_running_loop(), _Watch(gone, future)
-        until_s = loop.time() + wait_s + GRACE_S
         watching = loop.call_later(WATCHED_AFTER_S, watch.begin)
         expiry: asyncio.TimerHandle | None = None
         try:
@@ -157,7 +156,7 @@ class LeaseService:
                 found = outcome_of(submitted.action, await self._read(submitted.action))
                 if found is not None:
                     return found
-            expiry = loop.call_at(max(until_s, loop.time() + GRACE_S), _expire, future)
+            expiry = loop.call_later(wait_s + GRACE_S, _expire, future)
             outcome = await future
         finally:
             watching.cancel()

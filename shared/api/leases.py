@@ -21,7 +21,7 @@ class AcquireRequest(Closed, frozen=True, kw_only=True):
     quotas: QuotaAmounts
     """Quota (`PUT /v1/quotas/{quota}`) -> amount."""
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=MOST_WAIT_S)] = 20.0
-    """Seconds within which the lease must be granted. It is refused earlier if the quotas cannot be refilled in time."""
+    """Seconds within which the lease must be granted. It is refused earlier if rates cannot be refilled in time."""
     ttl_s: Annotated[float, msgspec.Meta(ge=LEAST_TTL_S, le=MOST_TTL_S)] = 20.0
     """Seconds after which the lease expires, unless it is renewed."""
     request_id: RequestId | None = None

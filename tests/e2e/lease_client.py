@@ -1,4 +1,4 @@
-"""A program that calls an upstream server under leases until it is killed: `python lease_client.py MESH UPSTREAM QUOTA`."""
+"""A program that calls an upstream server under leases until it is killed. Arguments: mesh, upstream, quota."""
 
 from __future__ import annotations
 

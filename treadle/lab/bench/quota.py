@@ -32,7 +32,7 @@ QUOTA_BURST: Final = 20.0
 WEIGHTS: Final = {"bench-a": 1.0, "bench-b": 2.0, "bench-c": 5.0}
 AMPLE: Final = 1e9
 QUOTA: Final = "bench"
-PEERS: Final = ("throttled", "litellm")
+PEERS: Final = ("throttled",)
 
 
 class _Granted(msgspec.Struct, frozen=True):
@@ -145,7 +145,7 @@ class _Latencies:
         return percentile(sorted(self.took), percent) * 1e3
 
 
-# ---- use of an upstream ------------------------------------------------------------------------------------------------
+# ---- use of an upstream ----------------------------------------------------------------------------------------------
 
 
 class TokenBucket:
@@ -206,7 +206,7 @@ async def _use(bench: Bench) -> list[BenchFigure]:
     ]
 
 
-# ---- shares ------------------------------------------------------------------------------------------------------------
+# ---- shares ----------------------------------------------------------------------------------------------------------
 
 
 async def _shares(bench: Bench) -> list[BenchFigure]:

@@ -36,9 +36,9 @@ def lease_paths() -> dict[str, Any]:
                 "tags": ["quotas"],
                 "operationId": "acquire",
                 "summary": "Hold amounts of quotas, all or none",
-                "description": "For callers that call an external API themselves. The answer comes when the amounts are "
-                "granted, in the order of all work, or when it is certain that they cannot be granted in time: 429 with "
-                "`Retry-After`. A caller that closes its connection is not granted anything.",
+                "description": "For callers that call an external API themselves. The answer comes when the amounts "
+                "are granted, in the order of all work, or when it is certain that they cannot be granted in time: 429 "
+                "with `Retry-After`. A caller that closes its connection is not granted anything.",
                 "parameters": [TENANT],
                 "requestBody": body("AcquireRequest"),
                 "responses": acquired,

@@ -1,4 +1,4 @@
-"""Deadlines for the grant: kept while an action waits, void once it is granted, and never applied by a new leader to what
+"""Deadlines for the grant: kept while an action waits, void once it is granted, and not applied by a new leader to what
 a former one may have granted.
 """
 

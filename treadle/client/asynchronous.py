@@ -151,9 +151,7 @@ class AsyncTreadle:
         """
         return await run_action(self._transport, "/v1/actions", ActionRequest(kind=kind, params=params or {}, **rest))
 
-    def quota(
-        self, quotas: Quotas, *, wait_s: float = 20.0, ttl_s: float = 20.0, priority: float = 0.0
-    ) -> AsyncLease:
+    def quota(self, quotas: Quotas, *, wait_s: float = 20.0, ttl_s: float = 20.0, priority: float = 0.0) -> AsyncLease:
         """Return a lease of amounts of quotas for an `async with` block: for calls of an API that the mesh does not
         make itself.
 

@@ -213,9 +213,7 @@ class Treadle(_Twin):
         self, quotas: LeasedQuotas, *, wait_s: float = 20.0, ttl_s: float = 20.0, priority: float = 0.0
     ) -> HeldLease:
         """Return a lease of amounts of quotas for a `with` block; see `AsyncTreadle.quota`."""
-        return HeldLease(
-            self._twin.quota(quotas, wait_s=wait_s, ttl_s=ttl_s, priority=priority), self._thread
-        )
+        return HeldLease(self._twin.quota(quotas, wait_s=wait_s, ttl_s=ttl_s, priority=priority), self._thread)
 
     probe = _blocking(AsyncTreadle.probe)
     nodes = _blocking(AsyncTreadle.nodes)

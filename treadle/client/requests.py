@@ -271,3 +271,34 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Most that granted actions hold together, from the grant to the end of the attempt."""
     rates: Sequence[QuotaRate] = []
     """Limits over time, one for each period."""
+
+
+class AcquireRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Amounts of quotas to hold, all or none."""
+
+    quotas: QuotaAmounts
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount."""
+    priority: float = 0.0
+    """Seconds by which it goes later in the order, negative for earlier."""
+    request_id: str | None = None
+    """A repeat with the same id returns the same lease, until a minute after its end."""
+    ttl_s: float = 20.0
+    """Seconds after which the lease expires, unless it is renewed."""
+    wait_s: float = 20.0
+    """Seconds within which the lease must be granted. It is refused earlier if rates cannot be refilled in time."""
+
+
+class LeaseFence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Proof that the caller holds the lease."""
+
+    fence: int
+    """As in the answer to the acquire."""
+
+
+class LeaseSettlement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Release of a lease with the amounts that were really used."""
+
+    fence: int
+    """As in the answer to the acquire."""
+    used: Mapping[str, float]
+    """Quota -> amount. Rates are corrected by the difference; quotas that are not named keep what was taken."""

@@ -57,15 +57,7 @@ class LeaseInventory(NamedTuple):
 
 
 Write = (
-    Granting
-    | Answering
-    | Advancing
-    | Discard
-    | Forget
-    | HoldsChanged
-    | LeaseGrant
-    | LeaseRevocation
-    | LeaseInventory
+    Granting | Answering | Advancing | Discard | Forget | HoldsChanged | LeaseGrant | LeaseRevocation | LeaseInventory
 )
 
 Answered = Callable[[Answering, bool], None]

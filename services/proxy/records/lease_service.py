@@ -286,6 +286,4 @@ def _view(lease: str, record: LeaseRecord, now: Seconds) -> LeaseView:
         return LeaseView(lease=lease, state="revoked", fence=record.fence)
     left_s = record.expires_s - now
     state = "held" if left_s > 0 else "expired"
-    return LeaseView(
-        lease=lease, state=state, fence=record.fence, expires_in_s=left_s if state == "held" else None
-    )
+    return LeaseView(lease=lease, state=state, fence=record.fence, expires_in_s=left_s if state == "held" else None)

@@ -76,17 +76,17 @@ class ActionRegistry:
                 continue
             reason = why_it_waited(self.cluster, action)
             commands += self.cancel(now, [action_id], reason, "expired")
-        commands += self.expire_waiting(now, most)
         self.overdue = self._deadlines.is_due(now) or self.next_grant_deadline_s <= now
         return commands
 
-    def expire_waiting(self, now: float, most: int) -> list[Command]:
-        """Answer the actions that were to be granted by now and still wait, at most `most`."""
-        commands: list[Command] = []
-        while len(commands) < most and self.next_grant_deadline_s <= now:
-            action = self.actions[next(self._grant_deadlines.due(now))]
-            commands.append(self.answer_queued(now, action, "expired", why_it_waited(self.cluster, action)))
-        return commands
+    def due_for_grant(self, now: float, most: int) -> list[ActionState]:
+        """Remove the deadlines of the actions that were to be granted by now and still wait; return these, at most
+        `most`. The caller grants or answers them.
+        """
+        due: list[ActionState] = []
+        while len(due) < most and self.next_grant_deadline_s <= now:
+            due.append(self.actions[next(self._grant_deadlines.due(now))])
+        return due
 
     @property
     def next_grant_deadline_s(self) -> float:

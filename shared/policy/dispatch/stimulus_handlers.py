@@ -33,6 +33,8 @@ from shared.policy.resources.resource import Specs
 Handler = Callable[[float, Any], list[Command] | None]
 
 POOL_BUSY: Final = "it would start after its deadline: the pool is busy"
+CALLER_STAYS_S: Final = 1.0
+"""Seconds for which a caller waits on after its deadline."""
 QUOTAS_LATE: Final = "its quotas cannot give what it needs before its deadline"
 
 
@@ -130,6 +132,15 @@ class StimulusHandlers:
         if now >= deadline_s or quotas.refilled_at(amounts, now) > deadline_s:
             self.late.append(action)
         return []
+
+    def _end_grant_deadlines(self, now: float) -> list[Command]:
+        """Note the waiting actions whose deadline for the grant has passed: the next round is their last. Answer those
+        whose caller has certainly gone.
+        """
+        due = self.registry.due_for_grant(now, self.config.most_ended)
+        gone = [action for action in due if now - action.request.deadline_s > CALLER_STAYS_S]
+        self.late += [action for action in due if now - action.request.deadline_s <= CALLER_STAYS_S]
+        return [self.registry.answer_queued(now, action, "expired", QUOTAS_LATE) for action in gone]
 
     def reject_late(self, now: float) -> list[Command]:
         """Answer the new requests that would start too late and still wait."""
@@ -239,7 +250,7 @@ class StimulusHandlers:
         taken = self._nodes.inventory_taken(now, report.node, report.incarnation, report.held, report.environments)
         if taken is None:
             return None
-        return taken + self.registry.expire_waiting(now, self.config.most_ended)
+        return taken + self._end_grant_deadlines(now)
 
     def _images_reported(self, now: float, report: stimuli.ImagesReported) -> list[Command] | None:
         added = set(report.added)
@@ -285,7 +296,8 @@ class StimulusHandlers:
         self.cluster.queues.batches.ended(one.batch)
 
     def _turn_started(self, now: float, _: stimuli.TurnStarted) -> list[Command]:
-        return [*self.cancellations.begin_turn(now), *self.registry.expire(now, self.config.most_ended)]
+        ended = self._end_grant_deadlines(now)
+        return [*self.cancellations.begin_turn(now), *ended, *self.registry.expire(now, self.config.most_ended)]
 
     def _tick_passed(self, now: float, _: stimuli.TickPassed) -> list[Command]:
         config = self.config

@@ -150,9 +150,7 @@ async def test_a_caller_that_goes_is_granted_nothing(http: aiohttp.ClientSession
     await limit(http, ONE)
     _, lease = await acquire(http)
     with pytest.raises(TimeoutError):
-        async with http.post(
-            "/v1/acquire", json={"quotas": {"search": 1}}, timeout=aiohttp.ClientTimeout(total=0.5)
-        ):
+        async with http.post("/v1/acquire", json={"quotas": {"search": 1}}, timeout=aiohttp.ClientTimeout(total=0.5)):
             pass
     async with asyncio.timeout(LATE_S):
         while await command(valkey, "XLEN", "actions") > 1:

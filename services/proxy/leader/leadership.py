@@ -62,7 +62,7 @@ class Leadership:
         leases: LeaseWaiters | None = None,
     ) -> None:
         self._redis = redis
-        self._leases = leases or LeaseWaiters(redis)
+        self._leases = LeaseWaiters(redis) if leases is None else leases
         self._reader = reader
         self._waiters = waiters
         self._settings = settings

@@ -23,6 +23,9 @@ from shared.runtime.units import Epoch, Seconds
 _EPOCH: Final = keys.epoch(Role.DISPATCHER)
 _json = msgspec.json.Encoder().encode
 
+LeaseEnding = Literal["", "released", "expired", "revoked"]
+"""How a lease has ended; empty: it has not."""
+_ENDINGS: Final[dict[bytes, LeaseEnding]] = {b"released": "released", b"expired": "expired", b"revoked": "revoked"}
 LeaseCode = Literal["held", "released", "unknown", "waits", "fenced", "over"]
 """A caller's relation to a lease. `held`: it holds it. `released`: it has released it. `waits`: the lease is not
 granted. `fenced`: another fence was given for it. `over`: it has expired, or was revoked."""
@@ -71,7 +74,7 @@ class LeaseRecord(NamedTuple):
     """0: it is not granted."""
     expires_s: Seconds
     ttl_s: Seconds
-    ended: Literal["", "released", "expired", "revoked"]
+    ended: LeaseEnding
     answer: bytes | None
 
     @property
@@ -167,5 +170,5 @@ def _record(fields: Sequence[Any]) -> LeaseRecord | None:
     entry, fence, expires_ms, ttl_ms, ended, answer = fields
     if entry is None:
         return None
-    times = (int(expires_ms or 0) / 1000, int(ttl_ms or 0) / 1000)
-    return LeaseRecord(int(fence or 0), *times, (ended or b"").decode(), answer)
+    how: LeaseEnding = _ENDINGS.get(ended or b"", "")
+    return LeaseRecord(int(fence or 0), int(expires_ms or 0) / 1000, int(ttl_ms or 0) / 1000, how, answer)

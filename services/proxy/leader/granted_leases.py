@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -81,11 +82,15 @@ class GrantedLeases:
         """True after their node has joined."""
         return self._dispatcher.has_node(leases.NODE, leases.INCARNATION)
 
-    def do(self, command: Command, kept: Unanswered | None) -> None:
-        """Execute a command about their node. `kept`: of the command's action; None if it is answered."""
+    def concerns(self, command: Command) -> bool:
+        """Return whether a command is about their node."""
+        return isinstance(command, Grant | Revoke | AskInventory) and command.node == leases.NODE
+
+    def do(self, command: Command, unanswered: Mapping[str, Unanswered]) -> None:
+        """Execute a command about their node."""
         match command:
-            case Grant() if kept is not None:
-                self._grant(command, kept)
+            case Grant():
+                self._grant(command, unanswered[command.action])
             case Revoke():
                 names = (command.action,)
                 self._interpreter.put(LeaseRevocation(command.action, command.attempt), names=names)

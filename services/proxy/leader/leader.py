@@ -33,7 +33,6 @@ from shared.bus.holds import Taking
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.kinds.registry import all_kinds
-from shared.messages import leases
 from shared.messages.actions import ActionSubmitted, Request, ResumeActionRequested, UnreadableEntry
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES, Bye, Hello
@@ -245,30 +244,34 @@ class Leader:
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            match command:
-                case Grant(node=leases.NODE) | Revoke(node=leases.NODE) | AskInventory(node=leases.NODE):
-                    self.leases.do(command, self.unanswered.get(getattr(command, "action", "")))
-                case Grant():
-                    self._grant(command)
-                case AnswerAction():
-                    self._answer(command)
-                case Advance():
-                    self._advance(command)
-                case AskInventory():
-                    self._ask_inventory(command)
-                case Park() | Resume():
-                    self._park_or_resume(command)
-                case Revoke(action=action):
-                    self._send(command.node, to_message(self._epoch, command), *self._requests.owner(action))
-                case CloseEnvironment(trajectory=trajectory):
-                    self._send(command.node, to_message(self._epoch, command), names=(trajectory,))
-                case SetShare() | PullImage():
-                    self._send(command.node, to_message(self._epoch, command))
-                case ForgetTrajectory():
-                    name = command.trajectory
-                    self._interpreter.put(Forget(name, command.ended, command.reason), names=(name,))
-                case ChangeHolds():
-                    self._interpreter.put(HoldsChanged(command.changes))
+            if self.leases.concerns(command):
+                self.leases.do(command, self.unanswered)
+            else:
+                self._execute(command)
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case Grant():
+                self._grant(command)
+            case AnswerAction():
+                self._answer(command)
+            case Advance():
+                self._advance(command)
+            case AskInventory():
+                self._ask_inventory(command)
+            case Park() | Resume():
+                self._park_or_resume(command)
+            case Revoke(action=action):
+                self._send(command.node, to_message(self._epoch, command), *self._requests.owner(action))
+            case CloseEnvironment(trajectory=trajectory):
+                self._send(command.node, to_message(self._epoch, command), names=(trajectory,))
+            case SetShare() | PullImage():
+                self._send(command.node, to_message(self._epoch, command))
+            case ForgetTrajectory():
+                name = command.trajectory
+                self._interpreter.put(Forget(name, command.ended, command.reason), names=(name,))
+            case ChangeHolds():
+                self._interpreter.put(HoldsChanged(command.changes))
 
     def _grant(self, grant: Grant) -> None:
         topic, submitted = self.nodes.topic(grant.node), self.unanswered[grant.action].submitted

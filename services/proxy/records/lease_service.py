@@ -285,5 +285,6 @@ def _view(lease: str, record: LeaseRecord, now: Seconds) -> LeaseView:
     if not record.is_held:
         return LeaseView(lease=lease, state="revoked", fence=record.fence)
     left_s = record.expires_s - now
-    state = "held" if left_s > 0 else "expired"
-    return LeaseView(lease=lease, state=state, fence=record.fence, expires_in_s=left_s if state == "held" else None)
+    if left_s <= 0:
+        return LeaseView(lease=lease, state="expired", fence=record.fence)
+    return LeaseView(lease=lease, state="held", fence=record.fence, expires_in_s=left_s)

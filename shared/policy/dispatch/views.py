@@ -94,8 +94,8 @@ def limit_states(quotas: Quotas, names: Iterable[str], now: float) -> list[Limit
         limits = quotas.limits.get(name)
         if limits is None:
             continue
-        for most in limits.concurrency:
-            states.append(LimitState(name, most, max(0.0, most - quotas.used.get(name, 0.0)), held=True))
+        used = quotas.used.get(name, 0.0)
+        states += [LimitState(name, most, max(0.0, most - used), held=True) for most in limits.concurrency]
         for rate in limits.rates:
             missing = quotas.missing(name, rate, now)
             full_in_s = missing / rate.per_s if rate.per_s else None

@@ -59,7 +59,7 @@ RECEIVED: Final = (
     "TrajectoryView",
     "TenantList",
     "QuotaList",
-    "Lease",
+    "QuotaLease",
     "LeaseView",
 )
 """Schemas of the answers that the client reads."""

@@ -52,7 +52,7 @@ class LeaseSettlement(Closed, frozen=True, kw_only=True):
     """Quota -> amount. Rates are corrected by the difference; quotas that are not named keep what was taken."""
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
+class QuotaLease(msgspec.Struct, frozen=True, kw_only=True):
     """A lease that the caller holds."""
 
     lease: str
@@ -93,5 +93,5 @@ class LeaseNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """As `GrantedLease.limits`, at its refusal."""
 
 
-LEASE_TYPES: Final = (AcquireRequest, LeaseFence, LeaseSettlement, Lease, LeaseView)
+LEASE_TYPES: Final = (AcquireRequest, LeaseFence, LeaseSettlement, QuotaLease, LeaseView)
 """Types of bodies, for the OpenAPI document."""

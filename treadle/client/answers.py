@@ -327,7 +327,7 @@ class QuotaList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     quotas: list[QuotaView]
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class QuotaLease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A lease that the caller holds."""
 
     lease: str

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import aiohttp
 
-from treadle.client.answers import Lease, LeaseView
+from treadle.client.answers import LeaseView, QuotaLease
 from treadle.client.errors import LeaseLost, Transient, TreadleError, error_of
 from treadle.client.requests import AcquireRequest, LeaseFence, LeaseSettlement
 from treadle.client.retry import CONNECTION_ERRORS, RetryPolicy, retry
@@ -42,7 +42,7 @@ class AsyncLease:
     def __init__(self, transport: Transport, request: AcquireRequest) -> None:
         self._transport = transport
         self._request = request
-        self._lease: Lease | None = None
+        self._lease: QuotaLease | None = None
         self._until = 0.0
         """Monotonic time until which the lease is certainly held."""
         self._used: Mapping[str, float] = {}
@@ -103,7 +103,7 @@ class AsyncLease:
             return answer
 
         reply = await retry(attempt, transport.retry_policy, f"POST {transport.url}{PATH}", transport.rng)
-        arrived, self._lease = time.monotonic(), transport.decoded(Lease, reply, PATH)
+        arrived, self._lease = time.monotonic(), transport.decoded(QuotaLease, reply, PATH)
         self._until = arrived + self._lease.expires_in_s
         self._renewing = asyncio.create_task(self._renew(), name="renewal of a lease")
         return self
@@ -151,7 +151,7 @@ class AsyncLease:
                 sent = time.monotonic()
                 async with asyncio.timeout(left_s):
                     policy = RetryPolicy(give_up_after_s=left_s)
-                    renewed = await self._transport.call(Lease, "POST", path, body, retry_policy=policy)
+                    renewed = await self._transport.call(QuotaLease, "POST", path, body, retry_policy=policy)
                 self._until = sent + renewed.expires_in_s
             except (TreadleError, *CONNECTION_ERRORS) as error:
                 if isinstance(error, Transient | TimeoutError) and self._until > time.monotonic():

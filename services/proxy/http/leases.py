@@ -8,7 +8,7 @@ import msgspec
 
 from services.proxy.http.asgi import Call, HotRoute, Reply, problem_reply
 from services.proxy.http.hot import ACTION_NAME
-from shared.api.leases import AcquireRequest, Lease, LeaseFence, LeaseNews, LeaseSettlement, LeaseView
+from shared.api.leases import AcquireRequest, LeaseFence, LeaseNews, LeaseSettlement, LeaseView, QuotaLease
 from shared.runtime.errors import BadRequest, NotFound, QuotaTaken
 from shared.runtime.validation import decoded
 
@@ -35,7 +35,7 @@ async def post_acquire(call: Call) -> Reply:
         return reply._replace(headers=reply.headers + _headers(outcome.limits))
     expires_s = outcome.expires_ms / 1000
     left_s = max(0.0, expires_s - call.proxy.clock.unix())
-    lease = Lease(lease=outcome.action, fence=outcome.fence, expires_in_s=left_s, expires_at=expires_s)
+    lease = QuotaLease(lease=outcome.action, fence=outcome.fence, expires_in_s=left_s, expires_at=expires_s)
     return Reply(200, _json(lease), headers=_headers(outcome.limits))
 
 
@@ -55,7 +55,7 @@ async def post_renew(call: Call) -> Reply:
     lease, given = await _named(call, _fence)
     expires_s = await call.proxy.leases.renew(lease, given.fence)
     left_s = max(0.0, expires_s - call.proxy.clock.unix())
-    return Reply(200, _json(Lease(lease=lease, fence=given.fence, expires_in_s=left_s, expires_at=expires_s)))
+    return Reply(200, _json(QuotaLease(lease=lease, fence=given.fence, expires_in_s=left_s, expires_at=expires_s)))
 
 
 async def post_release(call: Call) -> Reply:

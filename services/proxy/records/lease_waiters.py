@@ -97,9 +97,9 @@ class LeaseWaiters:
 
 
 def outcome_of(action: str, record: LeaseRecord | None) -> Outcome | None:
-    """Return what a caller learns from a record; None while it has to wait."""
+    """Return what a caller learns from a record; None while it has to wait, also before the action is journaled."""
     if record is None:
-        return LeaseNews(id=action, state="finished", ended="unknown-outcome", reason="its record has expired")
+        return None
     if record.answer is not None:
         return _news(record.answer)
     if record.ended:

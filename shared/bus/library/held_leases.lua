@@ -124,7 +124,8 @@ local function list_leases(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
   local held, now = {}, now_ms()
   for _, lease in ipairs(redis.call('ZRANGE', keys[3], 0, -1)) do
-    local a = redis.call('HMGET', 'action:' .. lease, 'grant', 'granted_ms')
+    local key = 'action:' .. lease
+    local a = redis.call('HMGET', key, 'grant', 'granted_ms')
     if a[1] then
       local attempt = tonumber(string.match(a[1], '^%d+'))
       held[#held + 1] = { lease, tonumber(args[1]), attempt, 0, { leases = 1 }, (now - a[2]) / 1000 }

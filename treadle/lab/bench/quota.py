@@ -105,8 +105,9 @@ async def _cost(bench: Bench) -> list[BenchFigure]:
             await leases.release(await leases.acquire())
 
         await closed_loop(pair, callers=CALLERS, seconds=1.0)
-        rounds = [await closed_loop(pair, callers=CALLERS, seconds=sizes.seconds) for _ in range(sizes.rounds)]
-        full = median_round(rounds)
+        meter = bench.meter()
+        loaded = meter.over(lambda: closed_loop(pair, callers=CALLERS, seconds=sizes.seconds))
+        full = median_round([await loaded() for _ in range(sizes.rounds)])
         bench.log(f"  {full.rate:,.0f} acquires/s at saturation")
         took = _Latencies()
         pause_s = CALLERS / (full.rate * LOAD)
@@ -115,6 +116,7 @@ async def _cost(bench: Bench) -> list[BenchFigure]:
     bound = at_most(one.p99_s * 1e3 + MARGIN_MS, f"one action, one caller: p99 {one.p99_s * 1e3:.1f} ms")
     what = f"acquire, {CALLERS} callers at {LOAD:.0%} of that rate"
     return [
+        *meter.figures("quota.acquire", "CPU an acquire and its release cost {}"),
         figure("quota.acquire.rate", f"acquire and release, {CALLERS} callers", full.rate, "/s", at_least(2000)),
         figure("quota.acquire.p50", f"{what}, p50", p50_ms, "ms"),
         figure("quota.acquire.p99", f"{what}, p99", p99_ms, "ms", bound),

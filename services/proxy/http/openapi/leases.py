@@ -27,7 +27,7 @@ _LIMIT_HEADERS = {
 
 def lease_paths() -> dict[str, Any]:
     """Paths by template."""
-    acquired = responses({200: ("The caller holds the amounts", "Lease")}, 409, 413, 422, 429, 503)
+    acquired = responses({200: ("The caller holds the amounts", "QuotaLease")}, 409, 413, 422, 429, 503)
     for status in ("200", "429"):
         acquired[status]["headers"] = _LIMIT_HEADERS
     return {
@@ -53,7 +53,7 @@ def lease_paths() -> dict[str, Any]:
                 "responses": responses({200: ("Its state", "LeaseView")}, 404, 422, 503),
             }
         },
-        "/v1/leases/{id}/renew": _ending("renew_lease", "Begin the time of a lease anew", "LeaseFence", "Lease"),
+        "/v1/leases/{id}/renew": _ending("renew_lease", "Begin the time of a lease anew", "LeaseFence", "QuotaLease"),
         "/v1/leases/{id}/release": _ending(
             "release_lease", "End a lease. May be repeated for a minute", "LeaseFence", "LeaseView"
         ),

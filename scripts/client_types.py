@@ -43,6 +43,9 @@ SENT: Final = (
     "TrajectoryAction",
     "TenantWeight",
     "Quota",
+    "AcquireRequest",
+    "LeaseFence",
+    "LeaseSettlement",
 )
 """Schemas of the bodies that the client sends."""
 RECEIVED: Final = (
@@ -56,6 +59,8 @@ RECEIVED: Final = (
     "TrajectoryView",
     "TenantList",
     "QuotaList",
+    "QuotaLease",
+    "LeaseView",
 )
 """Schemas of the answers that the client reads."""
 BASES: Final = {"TaskView": "Task", "ResultLine": "Answer"}

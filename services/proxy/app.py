@@ -22,6 +22,8 @@ from services.proxy.records.batch_service import BatchService
 from services.proxy.records.disk import MEBIBYTE, StoreDisk, store_paths, watch_disk
 from services.proxy.records.ids import Ids
 from services.proxy.records.intake import Intake
+from services.proxy.records.lease_service import LeaseService
+from services.proxy.records.lease_waiters import LeaseWaiters
 from services.proxy.records.memory import ValkeyMemory
 from services.proxy.records.registries import Registries
 from services.proxy.records.rollouts import Rollouts
@@ -77,22 +79,20 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             WAITING.set_function(lambda: len(waiters))
             health = HealthMonitor(redis, store, sessions, disk, clock, node_lost_s=settings.node_lost_s)
             task_book = TaskRegistry(redis)
-            leadership = Leadership(redis, reader, waiters, settings, background)
+            lease_waiters = LeaseWaiters(redis)
+            leadership = Leadership(redis, reader, waiters, settings, background, lease_waiters)
             retries = RunCodeRetries(redis, background, settings)
             held = HeldCalls(settings, retries)
+            intake = Intake(
+                redis, max_journal=settings.max_journal, limit_s=settings.submit_retry_s, disk=disk, memory=memory
+            )
             proxy = ProxyState(
                 settings=settings,
                 redis=redis,
                 clock=clock,
                 health=health,
                 ids=ids,
-                intake=Intake(
-                    redis,
-                    max_journal=settings.max_journal,
-                    limit_s=settings.submit_retry_s,
-                    disk=disk,
-                    memory=memory,
-                ),
+                intake=intake,
                 disk=disk,
                 waiters=waiters,
                 store=store,
@@ -113,6 +113,17 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                     redis, ids, registries, most=settings.max_trajectories, keep_s=settings.keep_trajectory_s, disk=disk
                 ),
                 leadership=leadership,
+                leases=LeaseService(
+                    redis,
+                    intake,
+                    ids,
+                    clock,
+                    lease_waiters,
+                    retries.cancel,
+                    replica=held.replica,
+                    limit_s=settings.submit_retry_s,
+                    most_waiting=settings.max_waiting,
+                ),
                 bodies=Bodies(settings.max_bodies_bytes),
                 retries=retries,
                 held=held,
@@ -120,6 +131,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             app.state.proxy = proxy
             background.start(leadership.run(), name="leadership")
             background.start(waiters.recheck(), name="recheck")
+            background.start(lease_waiters.recheck(), name="recheck of leases")
             background.start(renew(redis, held.replica), name="lease of this replica")
             background.start(watch_disk(disk, redis), name="disk")
             background.start(health.watch_valkey(), name="health of valkey")

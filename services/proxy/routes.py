@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from services.proxy.http import batches, mesh, quotas, tasks, tenants
 from services.proxy.http.hot import HOT_ROUTES
+from services.proxy.http.leases import LEASE_ROUTES
 from services.proxy.http.parking import PARKING_ROUTES
 from services.proxy.http.retrieval import RETRIEVE_ROUTES
 from services.proxy.http.sandbox_fusion import RUN_CODE_ROUTES
@@ -24,6 +25,7 @@ ROUTERS: Final = (tasks.router, batches.router, mesh.router, tenants.router, quo
 """Routes behind FastAPI."""
 BARE_ROUTES: Final = [
     *HOT_ROUTES,
+    *LEASE_ROUTES,
     *PARKING_ROUTES,
     *TRAJECTORY_ROUTES,
     *RUN_CODE_ROUTES,

@@ -15,6 +15,7 @@ from services.proxy.records.batch_service import BatchService
 from services.proxy.records.disk import StoreDisk
 from services.proxy.records.ids import Ids
 from services.proxy.records.intake import Intake
+from services.proxy.records.lease_service import LeaseService
 from services.proxy.records.rollouts import Rollouts
 from services.proxy.records.store import Store
 from services.proxy.records.task_registry import TaskRegistry
@@ -50,6 +51,7 @@ class ProxyState:
     rollouts: Rollouts
     trajectories: TrajectoryService
     leadership: Leadership
+    leases: LeaseService
     bodies: Bodies
     retries: RunCodeRetries
     held: HeldCalls

@@ -29,6 +29,7 @@ SOURCES = (
     "answers.lua",
     "grants.lua",
     "quotas.lua",
+    "held_leases.lua",
     "trajectories.lua",
     "archive.lua",
     "nodes.lua",

@@ -35,6 +35,8 @@ def action(name: str) -> str:
     Unanswered: grant: `attempt:node` of its last grant; stage: its index; carried: earlier measurements, JSON;
     parking: grant, time (ms) and reason of the newest request to park it; resume: journal entry of a later request to
     resume it, or `sent` after the message that fulfils it.
+    Of a lease (`held_leases`), from its grant: fence; ttl_ms, granted_ms, expires_ms; ended: released, expired or
+    revoked.
     Answered: answer: JSON (outside a batch); result: id of its answer in the batch's stream; or archived: 1, the answer
     is in Postgres. Actions of a batch whose answers are archived have only a compact id (`archived_of`).
     """
@@ -239,6 +241,10 @@ QUOTA_ESTIMATES: Final = "quotas:estimates"
 """Hash: JSON of [tenant, task or kind, quota] -> JSON of the last amounts that were used, 32 at most; 1,024 fields."""
 QUOTA_CHANGES: Final = quotas.QUOTA_CHANGES.name
 """Stream: changed limits; bounded."""
+LEASES_DUE: Final = "leases:due"
+"""Sorted set: leases that callers hold (ids of their actions) by the time (ms) at which each expires."""
+LEASE_FENCES: Final = "leases:fences"
+"""Counter of granted leases: the newest fence."""
 BACKLOG: Final = "backlog"
 """Hash: what waits, as last published by the leader: pools, stuck: actions of batches, quotas, batches: open
 ones."""

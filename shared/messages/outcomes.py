@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from shared.messages.base import Message, Topic
+from shared.messages.leases import LeasesGranted
 from shared.policy.model.formulation import TrajectoryEnd
 from shared.policy.model.results import AttemptResult
 
@@ -137,5 +138,5 @@ OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
 """An outcome behind an answer or a step to the next stage is deleted by the same write. The others are bounded: what
 is trimmed is found again through journal, inventory and store."""
 
-ANSWERED: Topic[Answered] = Topic("answered", Answered)
-"""`answer_actions` writes it and keeps 10 s of it. Every replica that does not lead reads it."""
+ANSWERED: Topic[Answered | LeasesGranted] = Topic("answered", Answered | LeasesGranted)
+"""`answer_actions` and `grant_leases` write it and keep 10 s of it. Every replica that does not lead reads it."""

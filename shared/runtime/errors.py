@@ -6,6 +6,7 @@ from the slug.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Final
 
@@ -106,6 +107,56 @@ class Conflict(TreadleError):
 
 
 @dataclass(eq=False)
+class QuotaNever(TreadleError):
+    """A quota does not exist, is spent, or can never give the amount under its present limits."""
+
+    slug, title, status = "quota-never", "Quota cannot give the amount", 409
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(eq=False)
+class QuotaTaken(TreadleError):
+    """Quotas could not give the amounts before the deadline. Retry after `retry_after_s`, if it is known."""
+
+    slug, title, status = "quota-taken", "Quota taken", 429
+    what: str
+    retry_after_s: float | None = None
+    """Earliest time at which the amounts could be given, for a caller before which nobody waits."""
+
+    def __str__(self) -> str:
+        return self.what
+
+    def headers(self) -> dict[str, str]:
+        """Return `Retry-After`, rounded up: a retry at that time is not too early."""
+        return {} if self.retry_after_s is None else {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+
+
+@dataclass(eq=False)
+class LeaseExpired(TreadleError):
+    """The lease has ended. Stop what it was for: others may hold its amounts."""
+
+    slug, title, status = "lease-expired", "Lease expired", 409
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(eq=False)
+class Fenced(TreadleError):
+    """The fence is not the one of this lease."""
+
+    slug, title, status = "fenced", "Fenced", 409
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(eq=False)
 class Overloaded(TreadleError):
     """A bound was reached, and nothing was accepted. Retry after `retry_after_s`."""
 
@@ -161,6 +212,10 @@ PROBLEMS: dict[str, type[TreadleError]] = {
         Forbidden,
         NotFound,
         Conflict,
+        QuotaNever,
+        QuotaTaken,
+        LeaseExpired,
+        Fenced,
         Overloaded,
         TooLarge,
         Unavailable,

@@ -13,6 +13,7 @@ REWARD = {"task": "known", "params": {}}
 SWEREX = "/v1/trajectories/{trajectory}/swerex"
 BEGINS_WORK: dict[str, Json] = {
     "/v1/actions": ACTION,
+    "/v1/acquire": {"quotas": {"known": 1}},
     "/v1/rewards": REWARD,
     "/v1/rewards/bulk": REWARD,
     "/v1/tasks/{task}/batches": {},
@@ -34,6 +35,9 @@ BEGINS_WORK: dict[str, Json] = {
 BEGINS_NONE = {
     "/v1/actions/{id}/park",
     "/v1/actions/{id}/resume",
+    "/v1/leases/{id}/renew",
+    "/v1/leases/{id}/release",
+    "/v1/leases/{id}/settle",
     "/v1/tasks/{task}",
     "/v1/tenants/{tenant}",
     "/v1/quotas/{quota}",

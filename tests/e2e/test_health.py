@@ -42,6 +42,7 @@ READS = [
     "/v1/batches/{batch}/results",
     "/v1/batches/{batch}/results?follow=true",
     "/v1/actions/{action}",
+    "/v1/leases/{action}",
     "/v1/trajectories",
     "/v1/trajectories/{trajectory}",
     "/v1/trajectories/{trajectory}/swerex/is_alive",

@@ -26,6 +26,9 @@ LATE_S = 120
 OTHERS: dict[str, Json] = {
     "/v1/actions/{id}/park": {},
     "/v1/actions/{id}/resume": {},
+    "/v1/leases/{id}/renew": {"fence": 1},
+    "/v1/leases/{id}/release": {"fence": 1},
+    "/v1/leases/{id}/settle": {"fence": 1, "used": {"search": 1}},
     "/v1/tasks/{task}": TASK,
     "/v1/tenants/{tenant}": {"weight": 2.0},
     "/v1/quotas/{quota}": {"concurrency": 2},

@@ -358,3 +358,28 @@ class QuotaList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All quotas, by name."""
 
     quotas: list[QuotaView]
+
+
+class QuotaLease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A lease that the caller holds."""
+
+    lease: str
+    """Its id."""
+    fence: int
+    """Number that grows with each lease. Renewal and release need it."""
+    expires_in_s: float
+    """Seconds until it expires, unless it is renewed."""
+    expires_at: float
+    """The same time, Unix seconds by the mesh's clock."""
+
+
+class LeaseView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """State of a lease."""
+
+    lease: str
+    state: Literal["expired", "held", "refused", "released", "revoked", "waiting"] | str
+    """`revoked`: the mesh has ended it. `refused`: it was not granted."""
+    expires_in_s: float | None = None
+    """Null: it is not held."""
+    fence: int | None = None
+    """Null: it was not granted."""

@@ -18,6 +18,7 @@ from treadle.client.actions import run_action
 from treadle.client.answers import Answer, BatchView, BulkReceipt, NodeList, NodeView, ProgressReceipt, Result, TaskView
 from treadle.client.errors import TreadleError
 from treadle.client.graded import GradedBatch, NoProgress, ProgressListener
+from treadle.client.leases import AsyncLease, Quotas, requested
 from treadle.client.quotas import AsyncQuotas
 from treadle.client.requests import (
     ActionKind,
@@ -150,13 +151,19 @@ class AsyncTreadle:
         """
         return await run_action(self._transport, "/v1/actions", ActionRequest(kind=kind, params=params or {}, **rest))
 
-    async def probe(self) -> None:
-        """Check once that a mesh answers here.
+    def quota(self, quotas: Quotas, *, wait_s: float = 20.0, ttl_s: float = 20.0, priority: float = 0.0) -> AsyncLease:
+        """Return a lease of amounts of quotas for an `async with` block, to call an API without the mesh.
 
-        Raises:
-            Unavailable: nothing answers.
-            Unexpected: another server answers.
+        Args:
+            quotas: a quota, of which 1 is held, or quota -> amount: all or none.
+            wait_s: seconds within which they must be granted.
+            ttl_s: seconds after which they are free if this program ends. Until then it renews them.
+            priority: seconds by which it goes later in the order, negative for earlier.
         """
+        return AsyncLease(self._transport, requested(quotas, wait_s, ttl_s, priority))
+
+    async def probe(self) -> None:
+        """Check once that a mesh answers here: `Unavailable` if nothing answers, `Unexpected` if another server does."""
         await self._transport.call(Liveness, "GET", "/healthz", retry_policy=NO_RETRY)
 
     async def nodes(self) -> list[NodeView]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from treadle.client.asynchronous import CANCEL_S, AsyncTreadle
+from treadle.client.errors import LeaseLost
+from treadle.client.leases import AsyncLease
+from treadle.client.leases import Quotas as LeasedQuotas
 from treadle.client.quotas import AsyncQuotas
 from treadle.client.retry import RetryPolicy
 from treadle.client.tenants import AsyncTenants
@@ -138,6 +141,51 @@ class Quotas(_Twin):
     delete = _blocking(AsyncQuotas.delete)
 
 
+class HeldLease(_Twin):
+    """Amounts of quotas in a `with` block; see `AsyncLease`. They are renewed by the client's thread.
+
+    A thread cannot be interrupted: long bodies call `check` between two steps. If the lease was lost, the end of the
+    block raises `LeaseLost`.
+    """
+
+    _twin: AsyncLease
+
+    @property
+    def id(self) -> str:
+        """Id of the lease."""
+        return self._twin.id
+
+    @property
+    def fence(self) -> int:
+        """Number that grows with each lease of the mesh."""
+        return self._twin.fence
+
+    @property
+    def is_lost(self) -> bool:
+        """True if other callers may hold the amounts."""
+        return self._twin.is_lost
+
+    def check(self) -> None:
+        """Raise `LeaseLost` if the lease is lost."""
+        self._twin.check()
+
+    def settle(self, used: Mapping[str, float]) -> None:
+        """Note the amounts that were really used, quota -> amount; they are sent with the release."""
+        self._twin.settle(used)
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._twin.acquire())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._thread.call(self._twin.release())
+            self.check()
+        except LeaseLost:
+            if kind is None:
+                raise
+
+
 class Treadle(_Twin):
     """Client of one mesh. Threads may share it.
 
@@ -160,6 +208,12 @@ class Treadle(_Twin):
         self.trajectories = Trajectories(twin.trajectories, self._thread)
         self.tenants = Tenants(twin.tenants, self._thread)
         self.quotas = Quotas(twin.quotas, self._thread)
+
+    def quota(
+        self, quotas: LeasedQuotas, *, wait_s: float = 20.0, ttl_s: float = 20.0, priority: float = 0.0
+    ) -> HeldLease:
+        """Return a lease of amounts of quotas for a `with` block; see `AsyncTreadle.quota`."""
+        return HeldLease(self._twin.quota(quotas, wait_s=wait_s, ttl_s=ttl_s, priority=priority), self._thread)
 
     probe = _blocking(AsyncTreadle.probe)
     nodes = _blocking(AsyncTreadle.nodes)

@@ -58,6 +58,36 @@ class Conflict(TreadleError):
     slug = "conflict"
 
 
+class QuotaNever(TreadleError):
+    """A quota does not exist, is spent, or can never give the amount under its present limits."""
+
+    slug = "quota-never"
+
+
+class QuotaTaken(TreadleError):
+    """Quotas could not give the amounts within the time that the caller has waited."""
+
+    slug = "quota-taken"
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds after which the amounts could be given at the earliest; None: not known."""
+        seconds = self.problem.get("retry_after_s")
+        return float(seconds) if isinstance(seconds, int | float) else None
+
+
+class LeaseLost(TreadleError):
+    """A lease has ended while its holder needed it: others may hold its amounts."""
+
+    slug = "lease-expired"
+
+
+class Fenced(LeaseLost):
+    """The fence is not the one of this lease."""
+
+    slug = "fenced"
+
+
 class TooLarge(TreadleError):
     """The body is larger than this call takes."""
 
@@ -113,6 +143,10 @@ BY_SLUG: dict[str, type[TreadleError]] = {
         Forbidden,
         NotFound,
         Conflict,
+        QuotaNever,
+        QuotaTaken,
+        LeaseLost,
+        Fenced,
         TooLarge,
         DeadlineMissed,
         Overloaded,

@@ -148,9 +148,7 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     params: Mapping[str, Any] = {}
     priority: float = 0.0
     """Seconds by which it goes later in the order, negative for earlier."""
-    quotas: QuotaAmounts = {}
-    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all. "learned": what
-    earlier actions of the same tenant and kind have used, as far as known."""
+    quotas: Mapping[str, Any] = {}
     request_id: str | None = None
     timeout_s: float = 60.0
     """Execution limit. Queueing does not count."""
@@ -286,3 +284,34 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: Mapping[str, Any] = {}
     """Tenant -> weight. While several tenants wait for the quota, they are granted amounts of it in proportion to their
     weights; a tenant that is not named has 1. Empty: the weights of tenants decide (`PUT /v1/tenants/{tenant}`)."""
+
+
+class AcquireRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Amounts of quotas to hold, all or none."""
+
+    quotas: QuotaAmounts
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount."""
+    priority: float = 0.0
+    """Seconds by which it goes later in the order, negative for earlier."""
+    request_id: str | None = None
+    """A repeat with the same id returns the same lease, until a minute after its end."""
+    ttl_s: float = 20.0
+    """Seconds after which the lease expires, unless it is renewed."""
+    wait_s: float = 20.0
+    """Seconds within which the lease must be granted. It is refused earlier if rates cannot be refilled in time."""
+
+
+class LeaseFence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Proof that the caller holds the lease."""
+
+    fence: int
+    """As in the answer to the acquire."""
+
+
+class LeaseSettlement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Release of a lease with the amounts that were really used."""
+
+    fence: int
+    """As in the answer to the acquire."""
+    used: Mapping[str, float]
+    """Quota -> amount. Rates are corrected by the difference; quotas that are not named keep what was taken."""

@@ -26,7 +26,7 @@ from shared.runtime.validation import decoded
 _log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
 _action = msgspec.json.Decoder(ActionRequest)
-_action_name = re.compile(r"[a-z0-9]{8,32}")
+ACTION_NAME = re.compile(r"[a-z0-9]{8,32}")
 
 
 async def post_action(call: Call) -> Reply:
@@ -154,7 +154,7 @@ async def delete_action(call: Call) -> Reply:
 def named(call: Call) -> str:
     """Return the action that the path names."""
     (action,) = call.path_args
-    if not _action_name.fullmatch(action):
+    if not ACTION_NAME.fullmatch(action):
         raise NotFound(kind="action", name=action[:64])
     return action
 

@@ -14,6 +14,7 @@ from shared.bus import backlog as bus_backlog
 from shared.bus.brakes import publish_brakes
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Deposed
+from shared.messages import leases
 from shared.messages.batch_snapshot import SNAPSHOT_INTERVAL_S, OpenBatchesSnapshot, UnansweredRequests, pack
 from shared.policy.dispatch.backlog import Backlog
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -44,8 +45,8 @@ async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, cl
         await asyncio.sleep(pause_s)
         before = time.monotonic()
         now = clock.unix()
-        backlog, batches, reasons = dispatcher.survey(now), _seen(dispatcher), dispatcher.waiting_reasons(now)
-        brakes = dispatcher.brakes()
+        backlog, batches = _of_hosts(dispatcher.survey(now)), _seen(dispatcher)
+        reasons, brakes = dispatcher.waiting_reasons(now), dispatcher.brakes()
         changed = published is None or batches != published[1]
         pause_s = max(PUBLISH_EVERY_S, PAUSE_FACTOR * (time.monotonic() - before))
         try:
@@ -65,6 +66,11 @@ async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, cl
             return
         except TRANSIENT as error:
             _log.warning("valkey_unavailable", what="publishing the backlog", error=str(error))
+
+
+def _of_hosts(backlog: Backlog) -> Backlog:
+    """Return the backlog without the pool of leases, which has no host: callers wait there for quotas only."""
+    return Backlog([pool for pool in backlog.pools if pool.name != leases.POOL], backlog.stuck)
 
 
 def _publish(backlog: Backlog) -> None:

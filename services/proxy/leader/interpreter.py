@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from redis.asyncio import Redis
 
-from shared.bus import functions, quotas, trajectories
+from shared.bus import functions, held_leases, quotas, trajectories
 from shared.bus.connection import with_retries
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
+from shared.bus.held_leases import LeaseGrant, LeaseRevocation
+from shared.messages.leases import GrantedLease
 from shared.policy.model.quotas import QuotaHold, Settled
 from shared.policy.order.turns import NO_FLOW, TurnQueue
 from shared.runtime import log
@@ -49,10 +52,18 @@ class HoldsChanged(NamedTuple):
     settled: tuple[QuotaHold | Settled, ...]
 
 
-Write = Granting | Answering | Advancing | Discard | Forget | HoldsChanged
+class LeaseInventory(NamedTuple):
+    """The inventory of the node of leases is needed."""
+
+
+Write = (
+    Granting | Answering | Advancing | Discard | Forget | HoldsChanged | LeaseGrant | LeaseRevocation | LeaseInventory
+)
 
 Answered = Callable[[Answering, bool], None]
 """Called when an answer is durable: (answer, whether this answer counts)."""
+Leased = Callable[[Sequence[GrantedLease]], None]
+"""Called when leases have been granted."""
 
 
 @dataclass(slots=True)
@@ -64,7 +75,7 @@ class _HoldOrder:
 
     def accepts(self, write: Write) -> bool:
         """Return whether a write may join the flush."""
-        if isinstance(write, Granting):
+        if isinstance(write, Granting | LeaseGrant):
             if write.taking is None:
                 return True
             self.taken.add(write.taking.hold.key)
@@ -87,10 +98,13 @@ class Interpreter:
     put after all.
     """
 
-    def __init__(self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_batch_s: Seconds) -> None:
+    def __init__(
+        self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_batch_s: Seconds, leased: Leased | None = None
+    ) -> None:
         self._redis = redis
         self._epoch = epoch
         self._answered = answered
+        self._leased = leased
         self._keep_batch_s = keep_batch_s
         self._waiting: TurnQueue[Write] = TurnQueue()
         self._more = asyncio.Event()
@@ -164,7 +178,7 @@ class Interpreter:
         unmade = [write for write in batch if isinstance(write, Forget) and write.ended == "unmade"]
         ended = [write for write in batch if isinstance(write, Forget) and write.ended != "unmade"]
         steps = [write for write in batch if isinstance(write, Advancing)]
-        grants = [write for write in batch if isinstance(write, Granting)]
+        grants = [write for write in batch if isinstance(write, Granting | LeaseGrant)]
         answers = [write for write in batch if isinstance(write, Answering)]
         discards = [write.entry for write in batch if isinstance(write, Discard)]
         changes = [change for write in batch if isinstance(write, HoldsChanged) for change in write.settled]
@@ -175,16 +189,31 @@ class Interpreter:
         if steps:  # before grants: moving to the next stage deletes the stage's grant
             await functions.advance_stages(self._redis, self._epoch, steps)
         if grants and not answers:
-            await functions.send_grants(self._redis, self._epoch, grants)
+            await self._send(grants)
         elif answers:
-            sent = functions.send_grants(self._redis, self._epoch, grants) if grants else _nothing()
-            flags, _ = await asyncio.gather(self._finish(answers), sent)
+            flags, _ = await asyncio.gather(self._finish(answers), self._send(grants))
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
         if ended:  # after answers: a successor that reads the end would not look for earlier verdicts
             await trajectories.record_ends(self._redis, self._epoch, ended)
+        if revoked := [write for write in batch if isinstance(write, LeaseRevocation)]:
+            await held_leases.revoke_leases(self._redis, self._epoch, revoked)
+        if any(isinstance(write, LeaseInventory) for write in batch):  # after the grants that it must contain
+            await held_leases.list_leases(self._redis, self._epoch)
         if discards:  # after their effects: a successor finds the entries again if this leader stops before
             await functions.discard(self._redis, self._epoch, discards)
+
+    async def _send(self, grants: list[Granting | LeaseGrant]) -> None:
+        """Send grants in their order: levels of rates depend on it. One write for each run of one kind."""
+        for leases, run in groupby(grants, key=lambda write: isinstance(write, LeaseGrant)):
+            if leases:
+                given = [write for write in run if isinstance(write, LeaseGrant)]
+                granted = await held_leases.grant_leases(self._redis, self._epoch, given)
+                if self._leased is not None:
+                    self._leased(granted)
+            else:
+                sent = [write for write in run if isinstance(write, Granting)]
+                await functions.send_grants(self._redis, self._epoch, sent)
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
         return await functions.answer_actions(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)
@@ -192,7 +221,7 @@ class Interpreter:
 
 def _levels(write: Write) -> Iterable[str]:
     """Names of the quotas whose levels a write changes."""
-    if isinstance(write, Granting):
+    if isinstance(write, Granting | LeaseGrant):
         return () if write.taking is None else dict.fromkeys(_level(name) for name, _ in write.taking.rates)
     return _levels_of(write.settled) if isinstance(write, Answering | Advancing) else ()
 
@@ -204,7 +233,3 @@ def _levels_of(changes: Iterable[QuotaHold | Settled]) -> Iterable[str]:
 
 def _level(quota: str) -> str:
     return f" level of {quota}"  # no id begins with a blank
-
-
-async def _nothing() -> None:
-    """Stand-in for a write when there is nothing to send."""

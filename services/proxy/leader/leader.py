@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from services.proxy.leader.answerings import lease_answering, to_answering
 from services.proxy.leader.arrivals import Arrivals, names_of
 from services.proxy.leader.dispatching import GuardedDispatcher, Suspects
+from services.proxy.leader.granted_leases import JOINED, SEEN, GrantedLeases, is_lease
 from services.proxy.leader.interpreter import Discard, Forget, HoldsChanged, Interpreter
 from services.proxy.leader.messages import to_message, to_request_stimulus, to_stimuli
 from services.proxy.leader.nodes import NodeRegistry
@@ -24,11 +26,9 @@ from services.proxy.leader.requests import Unschedulable, to_end, to_granted, to
 from services.proxy.leader.requests_under_way import RequestsUnderWay
 from services.proxy.leader.unanswered import Unanswered
 from services.proxy.leader.wakeup import Wakeup
-from services.proxy.metrics import ACT, ANSWERED_AS, USED
-from services.proxy.records.answering import compose, is_masked, observe_queueing, reports, usage_of
-from services.proxy.records.failures import MOST_REASON
+from services.proxy.records.answering import reports
 from shared.bus.connection import ValkeyClock
-from shared.bus.functions import Advancing, Answering, Granting
+from shared.bus.functions import Advancing, Granting
 from shared.bus.holds import Taking
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import StoredPlacement, pack
@@ -88,6 +88,7 @@ class Leader:
         """Pool -> reason of its target."""
         self.unanswered: dict[str, Unanswered] = {}
         self._requests = RequestsUnderWay(interpreter, self.unanswered)
+        self.leases = GrantedLeases(epoch, dispatcher, interpreter, clock)
         self.wakeup = Wakeup(clock)
         self._parkings = 0
         """Serial of the newest message that parks or resumes."""
@@ -150,7 +151,11 @@ class Leader:
     def tick(self, now: float) -> None:
         """Handle what is due by time."""
         self._ticked = now
-        self._handle(now, stimuli.TickPassed())
+        self._handle(now, *((SEEN,) if self.leases.present else ()), stimuli.TickPassed())
+
+    def serve_leases(self) -> None:
+        """Let the node of leases join, after the grants of a former leader are restored."""
+        self._handle(self._clock.unix(), JOINED)
 
     def _submit(self, now: float, entries: list[Entry[ActionSubmitted]]) -> None:
         requests = []
@@ -239,28 +244,34 @@ class Leader:
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            match command:
-                case Grant():
-                    self._grant(command)
-                case AnswerAction():
-                    self._answer(command)
-                case Advance():
-                    self._advance(command)
-                case AskInventory():
-                    self._ask_inventory(command)
-                case Park() | Resume():
-                    self._park_or_resume(command)
-                case Revoke(action=action):
-                    self._send(command.node, to_message(self._epoch, command), *self._requests.owner(action))
-                case CloseEnvironment(trajectory=trajectory):
-                    self._send(command.node, to_message(self._epoch, command), names=(trajectory,))
-                case SetShare() | PullImage():
-                    self._send(command.node, to_message(self._epoch, command))
-                case ForgetTrajectory():
-                    name = command.trajectory
-                    self._interpreter.put(Forget(name, command.ended, command.reason), names=(name,))
-                case ChangeHolds():
-                    self._interpreter.put(HoldsChanged(command.changes))
+            if self.leases.concerns(command):
+                self.leases.do(command, self.unanswered)
+            else:
+                self._execute(command)
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case Grant():
+                self._grant(command)
+            case AnswerAction():
+                self._answer(command)
+            case Advance():
+                self._advance(command)
+            case AskInventory():
+                self._ask_inventory(command)
+            case Park() | Resume():
+                self._park_or_resume(command)
+            case Revoke(action=action):
+                self._send(command.node, to_message(self._epoch, command), *self._requests.owner(action))
+            case CloseEnvironment(trajectory=trajectory):
+                self._send(command.node, to_message(self._epoch, command), names=(trajectory,))
+            case SetShare() | PullImage():
+                self._send(command.node, to_message(self._epoch, command))
+            case ForgetTrajectory():
+                name = command.trajectory
+                self._interpreter.put(Forget(name, command.ended, command.reason), names=(name,))
+            case ChangeHolds():
+                self._interpreter.put(HoldsChanged(command.changes))
 
     def _grant(self, grant: Grant) -> None:
         topic, submitted = self.nodes.topic(grant.node), self.unanswered[grant.action].submitted
@@ -304,27 +315,9 @@ class Leader:
 
     def _answer(self, answer: AnswerAction) -> None:
         kept = self.unanswered.pop(answer.action)
-        now, arrived_s = self._clock.unix(), int(kept.entry.partition("-")[0]) / 1000
-        body = compose(kept.submitted, kept.index, answer, kept.result, arrived_s, now)
-        ANSWERED_AS[answer.ended].inc()
-        ACT.observe(now - arrived_s)
-        USED.add(usage := usage_of(answer))
-        observe_queueing(submitted := kept.submitted, answer)
-        unqueued_s = sum(act.execution_s + act.parked_s for act in answer.acts)
-        unqueued_end_s = arrived_s + answer.execution_s + answer.parked_s + unqueued_s
-        why = f"{answer.ended} {answer.reason[:MOST_REASON]}" if submitted.trajectory and is_masked(answer) else ""
-        answering = Answering(
-            answer.action,
-            kept.entry,
-            submitted.batch,
-            body,
-            self._keep_s(submitted),
-            submitted.tenant,
-            outcome=kept.outcome,
-            unqueued_end_ms=round(1000 * unqueued_end_s),
-            trajectory=submitted.trajectory,
-            used=_json.encode(usage) if submitted.trajectory and usage else b"",
-            settled=answer.settled,
-            masked=why,
-        )
+        now, submitted = self._clock.unix(), kept.submitted
+        if is_lease(submitted):
+            answering = lease_answering(kept, answer, self.leases.answer(submitted, answer))
+        else:
+            answering = to_answering(kept, answer, self._keep_s(submitted), now)
         self._interpreter.put(answering, submitted.tenant, self._requests.names_of(submitted))

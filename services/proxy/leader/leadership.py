@@ -28,6 +28,7 @@ from services.proxy.metrics import (
     UNANSWERED,
     UPSTREAM,
 )
+from services.proxy.records.lease_waiters import LeaseWaiters
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
 from shared.bus import batches, quotas, streams, trajectories
@@ -40,6 +41,7 @@ from shared.bus.suspects import count_failed_term, read_failed_terms
 from shared.bus.tail import Tail
 from shared.kinds.registry import all_kinds
 from shared.messages.actions import ActionSubmitted
+from shared.messages.leases import LeasesGranted
 from shared.messages.outcomes import ANSWERED, OUTCOMES
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -62,9 +64,16 @@ class Leadership:
     """Campaigns for the lease; leads while it holds it, follows while another replica does."""
 
     def __init__(
-        self, redis: Redis, reader: Redis, waiters: Waiters, settings: ProxySettings, background: Background
+        self,
+        redis: Redis,
+        reader: Redis,
+        waiters: Waiters,
+        settings: ProxySettings,
+        background: Background,
+        leases: LeaseWaiters | None = None,
     ) -> None:
         self._redis = redis
+        self._leases = LeaseWaiters(redis) if leases is None else leases
         self._reader = reader
         self._waiters = waiters
         self._settings = settings
@@ -121,7 +130,8 @@ class Leadership:
     async def _lead(self, epoch: Epoch) -> None:
         clock = await ValkeyClock.measure(self._redis)
         settings = self._settings
-        interpreter = Interpreter(self._redis, epoch, self._answered, keep_batch_s=settings.keep_batch_s)
+        keep_batch_s, leased = settings.keep_batch_s, self._leases.granted
+        interpreter = Interpreter(self._redis, epoch, self._answered, keep_batch_s=keep_batch_s, leased=leased)
         config = DispatchConfig(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
         dispatcher = Dispatcher(config, all_kinds().resources)
         recorder = self._recorder(epoch, dispatcher)
@@ -137,6 +147,7 @@ class Leadership:
             await weights.refresh(leader)
             self._tail = tail = await take_over(self._redis, self._reader, leader)
             tail.stopping = self._stopping
+            leader.serve_leases()
             _log.info("leading", epoch=epoch)
             self.epoch = epoch
             EPOCH.set(epoch)
@@ -145,6 +156,7 @@ class Leadership:
                 asyncio.create_task(leader.wakeup.run(leader.tick, lambda: leader.last_read), name="wake-ups"),
                 asyncio.create_task(self._maintain(interpreter, leader, tail, weights), name="maintenance"),
                 asyncio.create_task(self._cancel_held(interpreter, leader), name="held calls"),
+                asyncio.create_task(leader.leases.expire(self._redis), name="leases"),
                 asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher, clock), name="backlog"),
                 asyncio.create_task(store_learned_amounts(self._redis, epoch, dispatcher), name="learned amounts"),
             ]
@@ -220,7 +232,7 @@ class Leadership:
         while not interpreter.deposed:
             await asyncio.sleep(CHECK_S)
             try:
-                await absent.check(kept.submitted for kept in leader.unanswered.values())
+                await absent.check(kept.submitted for kept in leader.unanswered.values() if not kept.leased)
             except TRANSIENT as error:
                 _log.warning("valkey_unavailable", what="checking replicas", error=str(error))
 
@@ -266,6 +278,7 @@ class Leadership:
     def _answered(self, answering: Answering, counts: bool) -> None:
         if counts:
             self._waiters.resolve(answering.action, answering.answer)
+            self._leases.answered(answering.action, answering.answer)
         else:
             self._background.start(self._waiters.look_up([answering.action]), name="look up an earlier answer")
         if answering.batch:
@@ -279,11 +292,16 @@ class Leadership:
         """
         self._tail = Tail(self._reader, {ANSWERED: await streams.last_id(self._redis, ANSWERED)}, block_s=0.5)
         await self._waiters.look_up(self._waiters.waited_for())
+        await self._leases.look_up(self._leases.waited_for())
         loop = asyncio.get_running_loop()
         campaign = loop.time() + self._settings.lease_s / 2
         async for entries in self._tail.batches():
             for entry in entries:
+                if isinstance(entry.message, LeasesGranted):
+                    self._leases.granted(entry.message.leases)
+                    continue
                 await self._waiters.look_up(entry.message.actions)
+                await self._leases.look_up(entry.message.actions)
                 self._waiters.wake(entry.message.batches)
             if loop.time() >= campaign:
                 campaign = loop.time() + self._settings.lease_s / 2

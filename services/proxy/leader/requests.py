@@ -9,6 +9,7 @@ from services.proxy.metrics import ANSWERED_WITH, PARKED, RESUMED
 from shared.api.images import familiar
 from shared.bus.tail import Entry
 from shared.kinds.registry import all_kinds
+from shared.messages import leases
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.grants import AttemptParkRequested, AttemptResumed, Granted
 from shared.messages.outcomes import Finished
@@ -162,6 +163,7 @@ def to_request(entry: Entry[ActionSubmitted]) -> Request:
         priority=submitted.priority,
         need=to_need(submitted),
         trajectory_priority=entry.priority,
+        until_granted=submitted.stages[0].kind == leases.KIND,
     )
 
 

@@ -19,6 +19,7 @@ from shared.bus.quota_estimates import read_estimates
 from shared.bus.quotas import read_quotas
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import read_placements, read_priorities, read_statuses
+from shared.messages import leases
 from shared.messages.actions import ACTIONS, ActionSubmitted, CloseRequested
 from shared.messages.batches import BATCHES
 from shared.messages.environments import TRAJECTORIES
@@ -159,6 +160,7 @@ async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[Ac
         for action, found in zip(chunk, await read_continuations(redis, chunk), strict=True):
             if found is not None:
                 leader.unanswered[action].resume = found.resume
+                leader.unanswered[action].leased = found.node == leases.NODE
                 acts = tuple(_act(report) for report in _carried.decode(found.carried)) if found.carried else ()
                 leader.restore(ActionRestored(action, found.stage, found.attempt, acts, found.node, found.wanted))
 

@@ -22,3 +22,5 @@ class Unanswered:
     """Stream id of the outcome that has it, until a write has removed the entry."""
     resume: str = ""
     """Journal entry of the newest request to resume it."""
+    leased: bool = False
+    """It is a lease, and was granted: its caller holds it without a connection."""

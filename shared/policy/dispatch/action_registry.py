@@ -5,6 +5,7 @@ Law: every action is answered exactly once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,6 +26,8 @@ class ActionRegistry:
     actions: dict[str, ActionState] = field(default_factory=dict)
     """Every unanswered action."""
     _deadlines: Deadlines = field(default_factory=Deadlines)
+    _grant_deadlines: Deadlines = field(default_factory=Deadlines)
+    """Of actions that must be granted until then (`Request.until_granted`)."""
     overdue: bool = False
     """Deadlines have passed, and `expire` has left their actions for the next turn."""
     _members: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -35,7 +38,7 @@ class ActionRegistry:
         action = self.actions[request.id] = ActionState(request, queued_s=request.arrival[0] / 1000)
         if request.batch:
             self._members.setdefault(request.batch, {})[request.id] = None
-        self._deadlines.push(request.deadline_s, request.id)
+        (self._grant_deadlines if request.until_granted else self._deadlines).push(request.deadline_s, request.id)
         if request.need is not None:
             self.cluster.trajectories.add(request.need.trajectory, request.id)
         return action
@@ -73,8 +76,33 @@ class ActionRegistry:
                 continue
             reason = why_it_waited(self.cluster, action)
             commands += self.cancel(now, [action_id], reason, "expired")
-        self.overdue = self._deadlines.is_due(now)
+        self.overdue = self._deadlines.is_due(now) or self.next_grant_deadline_s <= now
         return commands
+
+    def due_for_grant(self, now: float, most: int) -> list[ActionState]:
+        """Remove the deadlines of the actions that were to be granted by now and still wait; return these, at most
+        `most`. The caller grants or answers them.
+        """
+        due: list[ActionState] = []
+        while len(due) < most and self.next_grant_deadline_s <= now:
+            due.append(self.actions[next(self._grant_deadlines.due(now))])
+        return due
+
+    @property
+    def next_grant_deadline_s(self) -> float:
+        """Earliest deadline of an action that waits and must be granted until then; infinity if there is none, or no
+        node of its pool has sent an inventory: a former leader may have granted it. O(nodes of that pool), amortised.
+        """
+        while (first := self._grant_deadlines.first()) is not None:
+            action = self.actions[first[1]]
+            if action.state == "queued":
+                return first[0] if self.is_served(action) else math.inf
+            self._grant_deadlines.drop(first[1])
+        return math.inf
+
+    def is_served(self, action: ActionState) -> bool:
+        """Return whether a node of its pool has sent an inventory to this leader."""
+        return any(node.ready for node in self.cluster.nodes.of(self.cluster.queues.pool(action.work.pool)))
 
     def answer_queued(self, now: float, action: ActionState, ended: EndedAs, reason: str) -> AnswerAction:
         """Remove an action from its queue and answer it."""
@@ -102,7 +130,7 @@ class ActionRegistry:
 
     def _remove(self, request: Request) -> None:
         del self.actions[request.id]
-        self._deadlines.drop(request.id)
+        (self._grant_deadlines if request.until_granted else self._deadlines).drop(request.id)
         if request.batch:
             members = self._members[request.batch]
             del members[request.id]

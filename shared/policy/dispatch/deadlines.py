@@ -42,6 +42,11 @@ class Deadlines:
 
     def is_due(self, now: float) -> bool:
         """Return whether `due` would yield an action. O(1) amortised."""
+        first = self.first()
+        return first is not None and first[0] <= now
+
+    def first(self) -> tuple[float, str] | None:
+        """Return the earliest deadline with its action. O(1) amortised."""
         while self._heap and self._live.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
-        return bool(self._heap) and self._heap[0][0] <= now
+        return self._heap[0] if self._heap else None

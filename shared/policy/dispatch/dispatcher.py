@@ -17,7 +17,7 @@ commands. Nothing outside this package writes the dispatcher's state (tests/arch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from shared.policy.dispatch.action_registry import ActionRegistry
@@ -30,10 +30,11 @@ from shared.policy.dispatch.invariants import check_commands
 from shared.policy.dispatch.scheduling_round import schedule
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.dispatch.stimulus_handlers import Handler, StimulusHandlers
-from shared.policy.dispatch.views import ActionSummary, NodeSummary
+from shared.policy.dispatch.views import ActionSummary, LimitState, NodeSummary, QuotaOutlook, limit_states
 from shared.policy.dispatch.waiting_reasons import waiting_reasons
 from shared.policy.model.brakes import Brake
 from shared.policy.model.formulation import Command
+from shared.policy.model.quotas import Amounts
 from shared.policy.model.waiting import WaitingReasons
 from shared.policy.resources.quota_estimates import Estimate, EstimateKey
 from shared.policy.resources.resource import Specs
@@ -155,10 +156,18 @@ class Dispatcher:
 
     @property
     def next_wake_s(self) -> float:
-        """Time at which the quotas of waiting work are refilled next: a `TickPassed` then may grant it. Infinity if no
-        work waits for that.
+        """Time at which the quotas of waiting work are refilled next: a `TickPassed` then may grant it. Or the time by
+        which work must have been granted, if that is earlier. Infinity if no work waits for either.
         """
-        return self.cluster.next_wake_s
+        return min(self.cluster.next_wake_s, self.registry.next_grant_deadline_s)
+
+    def quota_outlook(self, amounts: Amounts, now: float) -> QuotaOutlook:
+        """Return when these amounts can be taken. If concurrency lacks, O(holds that have to end first)."""
+        return QuotaOutlook.of(self.cluster.quotas, amounts, now)
+
+    def limit_states(self, names: Iterable[str], now: float) -> list[LimitState]:
+        """Return what is free of each limit of these quotas."""
+        return limit_states(self.cluster.quotas, names, now)
 
     def brakes(self) -> dict[str, Brake]:
         """Return the brakes of quotas: by what external services have answered."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.action_registry import ActionRegistry
@@ -32,6 +32,11 @@ from shared.policy.resources.quota_feedback import quota_changed, restore_brake
 from shared.policy.resources.resource import Specs
 
 Handler = Callable[[float, Any], list[Command] | None]
+
+POOL_BUSY: Final = "it would start after its deadline: the pool is busy"
+CALLER_STAYS_S: Final = 1.0
+"""Seconds for which a caller waits on after its deadline."""
+QUOTAS_LATE: Final = "its quotas cannot give what it needs before its deadline"
 
 
 @dataclass(slots=True)
@@ -116,15 +121,36 @@ class StimulusHandlers:
             self.cluster.queues.enqueue(action)
             set_aside_stuck(self.cluster, action)
             self.cancellations.submitted(request)
+            if request.until_granted and self.registry.is_served(action):
+                commands += self._check_grant_deadline(now, action)
         return commands
+
+    def _check_grant_deadline(self, now: float, action: ActionState) -> list[Command]:
+        """Answer a new action whose quotas can never give its amounts. Note one that cannot be granted in time, because
+        they are refilled later.
+        """
+        quotas, amounts, deadline_s = self.cluster.quotas, action.work.quotas, action.request.deadline_s
+        if reason := quotas.why_never(amounts):
+            return [self.registry.answer_queued(now, action, "refused", reason)]
+        if now >= deadline_s or quotas.refilled_at(amounts, now) > deadline_s:
+            self.late.append(action)
+        return []
+
+    def _end_grant_deadlines(self, now: float) -> list[Command]:
+        """Note the waiting actions whose deadline for the grant has passed: the next round is their last. Answer those
+        whose caller has certainly gone.
+        """
+        due = self.registry.due_for_grant(now, self.config.most_ended)
+        gone = [action for action in due if now - action.request.deadline_s > CALLER_STAYS_S]
+        self.late += [action for action in due if now - action.request.deadline_s <= CALLER_STAYS_S]
+        return [self.registry.answer_queued(now, action, "expired", QUOTAS_LATE) for action in gone]
 
     def reject_late(self, now: float) -> list[Command]:
         """Answer the new requests that would start too late and still wait."""
-        late, self.late = self.late, []
-        reason = "it would start after its deadline: the pool is busy"
-        return [
-            self.registry.answer_queued(now, action, "expired", reason) for action in late if action.state == "queued"
-        ]
+        late, self.late = [action for action in self.late if action.state == "queued"], []
+        reasons = [QUOTAS_LATE if action.request.until_granted else POOL_BUSY for action in late]
+        answer = self.registry.answer_queued
+        return [answer(now, action, "expired", reason) for action, reason in zip(late, reasons, strict=True)]
 
     def _action_restored(self, now: float, known: stimuli.ActionRestored) -> None:
         action = self.registry.actions.get(known.action)
@@ -224,7 +250,10 @@ class StimulusHandlers:
         self._nodes.all_seen(now)
 
     def _inventory_reported(self, now: float, report: stimuli.InventoryReported) -> list[Command] | None:
-        return self._nodes.inventory_taken(now, report.node, report.incarnation, report.held, report.environments)
+        taken = self._nodes.inventory_taken(now, report.node, report.incarnation, report.held, report.environments)
+        if taken is None:
+            return None
+        return taken + self._end_grant_deadlines(now)
 
     def _images_reported(self, now: float, report: stimuli.ImagesReported) -> list[Command] | None:
         added = set(report.added)
@@ -277,7 +306,8 @@ class StimulusHandlers:
         self.cluster.queues.batches.ended(one.batch)
 
     def _turn_started(self, now: float, _: stimuli.TurnStarted) -> list[Command]:
-        return [*self.cancellations.begin_turn(now), *self.registry.expire(now, self.config.most_ended)]
+        ended = self._end_grant_deadlines(now)
+        return [*self.cancellations.begin_turn(now), *ended, *self.registry.expire(now, self.config.most_ended)]
 
     def _tick_passed(self, now: float, _: stimuli.TickPassed) -> list[Command]:
         config = self.config

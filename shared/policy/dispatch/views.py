@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.model.formulation import State
+from shared.policy.model.quotas import Amounts
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.quotas import Quotas
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,48 @@ class ActionSummary:
     def of(cls, action: ActionState) -> ActionSummary:
         """Return a copy of an action's state."""
         return cls(action.state, action.stage, action.attempt, action.node, action.key)
+
+
+class LimitState(NamedTuple):
+    """One limit of a quota and what is free of it."""
+
+    quota: str
+    most: float
+    """Amount per period; for concurrency, most that is held at once."""
+    free: float
+    window_s: float | None = None
+    """Period of a rate; None: concurrency, or a budget."""
+    full_in_s: float | None = None
+    """Seconds until a rate is full again."""
+    held: bool = False
+    """It limits concurrency."""
+
+
+class QuotaOutlook(NamedTuple):
+    """When some amounts can be taken from quotas."""
+
+    never: str
+    """Reason why they can never be under the present limits; empty: they can."""
+    free_at_s: float
+    """Earliest time, for a caller before which nobody waits: exact for rates; for concurrency by predicted ends."""
+
+    @classmethod
+    def of(cls, quotas: Quotas, amounts: Amounts, now: float) -> QuotaOutlook:
+        """Return the outlook for these amounts."""
+        return cls(quotas.why_never(amounts), quotas.free_at(amounts, now))
+
+
+def limit_states(quotas: Quotas, names: Iterable[str], now: float) -> list[LimitState]:
+    """Return what is free of each limit of these quotas. O(limits)."""
+    states: list[LimitState] = []
+    for name in names:
+        limits = quotas.limits.get(name)
+        if limits is None:
+            continue
+        used = quotas.used.get(name, 0.0)
+        states += [LimitState(name, most, max(0.0, most - used), held=True) for most in limits.concurrency]
+        for rate in limits.rates:
+            missing = quotas.missing(name, rate, now)
+            full_in_s = missing / rate.per_s if rate.per_s else None
+            states.append(LimitState(name, rate.limit, max(0.0, rate.most - missing), rate.period_s, full_in_s))
+    return states

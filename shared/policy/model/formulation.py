@@ -112,6 +112,9 @@ class Request:
     """Environment it needs, for an action of a trajectory."""
     trajectory_priority: float = 0.0
     """Newest priority of its trajectory."""
+    until_granted: bool = False
+    """The deadline is one for the grant: a granted action is not cancelled by it, and one that cannot meet it is
+    answered at once. A granted action is never queued again, because its work is not repeatable."""
 
     @property
     def rank(self) -> float:

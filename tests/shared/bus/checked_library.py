@@ -9,6 +9,8 @@ from shared.bus import functions
 DERIVED: Final[dict[str, tuple[str, ...]]] = {
     "answer_actions_v2": ("batch:", "environments:"),
     "answer_actions_with_quotas_v1": ("batch:", "environments:"),
+    "expire_leases_v1": ("action:",),
+    "list_leases_v1": ("action:",),
     "open_batch_v2": ("batch:",),
     "open_trajectory_v2": ("trajectory:",),
 }

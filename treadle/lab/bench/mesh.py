@@ -205,6 +205,14 @@ class BenchClient:
         answer: dict[str, Any] = msgspec.json.decode(await self._call(method, path, body))
         return answer
 
+    async def call_empty(self, method: str, path: str) -> None:
+        """Call a route that answers nothing.
+
+        Raises:
+            BenchError: it was rejected.
+        """
+        await self._call(method, path, None)
+
     async def _call(self, method: str, path: str, body: object) -> bytes:
         data = msgspec.json.encode(body) if body is not None else None
         async with self._http.request(method, path, data=data, headers=_JSON) as response:

@@ -17,6 +17,7 @@ from treadle.lab.bench.dispatch import dispatch
 from treadle.lab.bench.environments import acting, episodes, idle, overhead
 from treadle.lab.bench.figures import BenchError, BenchFigure, BenchReport, Machine, Skipped
 from treadle.lab.bench.programs import graded_programs
+from treadle.lab.bench.quota import quota_leases
 from treadle.lab.bench.rest import at_rest, history
 from treadle.lab.bench.results import archived_results
 from treadle.lab.bench.scaling import scaling
@@ -41,6 +42,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "bulk": Measurement(in_bulk, "reward requests in bulk"),
     "beside": Measurement(beside_a_bulk, "single empty actions of one tenant beside a bulk call of another"),
     "programs": Measurement(graded_programs, "graded Python programs"),
+    "quota": Measurement(quota_leases, "leases of quotas: cost, use of an upstream's limit, tenants' shares"),
     "sleep": Measurement(sleeping, "one-second actions"),
     "history": Measurement(history, "batch histories", own_only=True),
     "results": Measurement(archived_results, "results beyond Valkey's memory, read again", own_only=True),

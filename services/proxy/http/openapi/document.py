@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from services.proxy.http.openapi.examples import BODIES, VALUES
 from services.proxy.http.openapi.hot import hot_paths, hot_schemas
 from services.proxy.http.openapi.kinds import kind_schemas, write_costs
+from services.proxy.http.openapi.leases import lease_paths, lease_schemas
 from services.proxy.http.openapi.parts import REASONS
 from services.proxy.http.openapi.retrieval import retrieval_paths, retrieval_schemas
 from services.proxy.http.openapi.schemas import Schema, ref, repair
@@ -52,9 +53,15 @@ def extend_openapi(app: FastAPI, *, max_wait_s: float) -> None:
 
 
 def _whole(document: dict[str, Any], max_wait_s: float) -> dict[str, Any]:
-    paths = {**document["paths"], **hot_paths(max_wait_s), **retrieval_paths(), **trajectory_paths(max_wait_s)}
+    paths = {
+        **document["paths"],
+        **hot_paths(max_wait_s),
+        **lease_paths(),
+        **retrieval_paths(),
+        **trajectory_paths(max_wait_s),
+    }
     schemas: dict[str, Schema] = document["components"]["schemas"]
-    schemas |= hot_schemas() | retrieval_schemas() | trajectory_schemas()
+    schemas |= hot_schemas() | lease_schemas() | retrieval_schemas() | trajectory_schemas()
     for replaced in ("AnyOf", "Amdahl", "Power"):
         schemas.pop(replaced)
     schemas |= kind_schemas()

@@ -64,6 +64,13 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         "tokens a minute": {"rates": [{"limit": 200000, "period_s": 60, "unit": "tokens"}]},
         "a budget": {"rates": [{"limit": 50, "unit": "usd"}]},
     },
+    "acquire": {
+        "one call": {"quotas": {"search": 1}, "wait_s": 20, "ttl_s": 20},
+        "a call and its tokens": {"quotas": {"judge": 1, "judge-tokens": 800}},
+    },
+    "renew_lease": {"by its holder": {"fence": 17}},
+    "release_lease": {"by its holder": {"fence": 17}},
+    "settle_lease": {"fewer tokens than reserved": {"fence": 17, "used": {"judge-tokens": 712}}},
     "post_reward": {"one sample": {"task": "humaneval", **_REWARD}},
     "post_rewards": {"one line": '{"params": {"code": "def f(): return 1", "tests": "assert f() == 1"}}\n'},
     "post_trajectory": {"a local environment": {"environment": {"memory_mb": 256}, "group": "issue-12"}},

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from treadle.lab.bench.figures import BenchError
 
-PACKAGES = ("dramatiq[redis]>=1.18", "hiredis>=3", "ray>=2.50", "redis>=6", "uvloop>=0.21")
+PACKAGES = ("dramatiq[redis]>=1.18", "hiredis>=3", "ray>=2.50", "redis>=6", "throttled-py[redis]>=3", "uvloop>=0.21")
 """The dependency group ``peers``, and packages that make dramatiq's client as fast as ours."""
 INSTALL_TIMEOUT_S = 600.0
-CHECK = "import dramatiq, hiredis, ray, redis.asyncio, uvloop"
+CHECK = "import dramatiq, hiredis, ray, redis.asyncio, throttled, uvloop"
 FOLDER = Path(".peers")
 
 

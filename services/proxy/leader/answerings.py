@@ -1,0 +1,57 @@
+"""Writes of answers: the dispatcher's decision with the data that only the leader has."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.proxy.leader.granted_leases import KEEP_S
+from services.proxy.leader.unanswered import Unanswered
+from services.proxy.metrics import ACT, ANSWERED_AS, USED
+from services.proxy.records.answering import compose, is_masked, observe_queueing, usage_of
+from services.proxy.records.failures import MOST_REASON
+from shared.bus.functions import Answering
+from shared.policy.model.formulation import AnswerAction
+from shared.runtime.units import Seconds
+
+_json = msgspec.json.Encoder()
+
+
+def to_answering(kept: Unanswered, answer: AnswerAction, keep_s: int, now: Seconds) -> Answering:
+    """Return the write of an answer, and count it. `keep_s`: retention outside batches."""
+    submitted, arrived_s = kept.submitted, int(kept.entry.partition("-")[0]) / 1000
+    body = compose(submitted, kept.index, answer, kept.result, arrived_s, now)
+    ANSWERED_AS[answer.ended].inc()
+    ACT.observe(now - arrived_s)
+    USED.add(usage := usage_of(answer))
+    observe_queueing(submitted, answer)
+    unqueued_s = sum(act.execution_s + act.parked_s for act in answer.acts)
+    unqueued_end_s = arrived_s + answer.execution_s + answer.parked_s + unqueued_s
+    why = f"{answer.ended} {answer.reason[:MOST_REASON]}" if submitted.trajectory and is_masked(answer) else ""
+    return Answering(
+        answer.action,
+        kept.entry,
+        submitted.batch,
+        body,
+        keep_s,
+        submitted.tenant,
+        outcome=kept.outcome,
+        unqueued_end_ms=round(1000 * unqueued_end_s),
+        trajectory=submitted.trajectory,
+        used=_json.encode(usage) if submitted.trajectory and usage else b"",
+        settled=answer.settled,
+        masked=why,
+    )
+
+
+def lease_answering(kept: Unanswered, answer: AnswerAction, body: bytes) -> Answering:
+    """Return the write of a lease's answer. It is no answer to a sample, so the metrics of those do not count it."""
+    return Answering(
+        answer.action,
+        kept.entry,
+        "",
+        body,
+        KEEP_S,
+        kept.submitted.tenant,
+        outcome=kept.outcome,
+        settled=answer.settled,
+    )

@@ -1,0 +1,290 @@
+"""Leases of callers: acquired as journaled actions, released and renewed in the store.
+
+Laws (tests/e2e/test_leases.py):
+  - a lease is granted by the leader in the order of all work, or not at all;
+  - a refusal comes only if the amounts cannot be had by the deadline, or ever;
+  - what a caller no longer waits for is cancelled, and what it no longer renews expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from redis.asyncio import Redis
+
+from services.proxy.records.batching import Batcher
+from services.proxy.records.ids import Ids, random_id
+from services.proxy.records.intake import Intake
+from services.proxy.records.lease_waiters import LeaseWaiters, Outcome, outcome_of
+from shared.api.leases import AcquireRequest, LeaseNews, LeaseView
+from shared.bus import held_leases
+from shared.bus.connection import TRANSIENT, ValkeyClock, with_retries
+from shared.bus.held_leases import LeaseCode, LeaseEnd, LeaseRecord
+from shared.messages import leases
+from shared.messages.actions import ActionSubmitted, StageWork
+from shared.messages.leases import GrantedLease
+from shared.runtime.errors import (
+    Conflict,
+    Fenced,
+    LeaseExpired,
+    NotFound,
+    Overloaded,
+    QuotaNever,
+    TreadleError,
+    Unavailable,
+)
+from shared.runtime.units import Seconds
+
+_json = msgspec.json.Encoder().encode
+
+GRACE_S: Final[Seconds] = 2.0
+"""Time after the deadline in which the leader's refusal is awaited. Without one, no leader can answer."""
+WATCHED_AFTER_S: Final[Seconds] = 0.05
+"""Time after which a caller's connection is watched. Most are answered before."""
+GONE: Final = "its caller has gone"
+
+Cancel = Callable[[str, str], None]
+"""Cancels an action in the background: (action, reason)."""
+
+
+class LeaseService:
+    """Leases of one replica's callers."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        intake: Intake,
+        ids: Ids,
+        clock: ValkeyClock,
+        waiters: LeaseWaiters,
+        cancel: Cancel,
+        *,
+        replica: str,
+        limit_s: Seconds,
+        most_waiting: int,
+    ) -> None:
+        """`limit_s`: time for which a release waits for a restarting Valkey. `most_waiting`: bound of waiting callers.
+        `replica`: name under which the leader finds out that this replica has ended.
+        """
+        self._redis = redis
+        self._intake = intake
+        self._ids = ids
+        self._clock = clock
+        self._waiters = waiters
+        self._cancel = cancel
+        self._replica = replica
+        self._limit_s = limit_s
+        self._most_waiting = most_waiting
+        self._ends: Batcher[LeaseEnd, LeaseCode] = Batcher(self._end_all)
+        self._renewals: Batcher[tuple[str, int], tuple[LeaseCode, Seconds]] = Batcher(self._renew_all)
+
+    # ---- acquire -----------------------------------------------------------------------------------------------
+
+    async def acquire(
+        self, tenant: str, request: AcquireRequest, gone: Callable[[], Awaitable[None]]
+    ) -> GrantedLease | LeaseNews:
+        """Return the granted lease, or why it was not granted by its deadline.
+
+        Args:
+            tenant: of the caller.
+            request: the amounts.
+            gone: returns when the caller's connection has ended.
+
+        Raises:
+            Conflict: the same request id with another body, or a lease that has ended; the caller has gone.
+            QuotaNever: a quota does not exist, or can never give the amount.
+            Overloaded: a bound is reached. Nothing was accepted.
+            Unavailable: Valkey or the leader does not answer. Nothing is granted for this call unless it has a
+                request id: then a repeat finds the same lease.
+        """
+        if len(self._waiters) >= self._most_waiting:
+            raise Overloaded(what="this replica has too many long polls")
+        submitted = await self._submission(tenant, request)
+        future = self._waiters.expect(submitted.action)
+        try:
+            outcome = await self._acquire(submitted, request.wait_s, future, gone)
+        except (TreadleError, *TRANSIENT, asyncio.CancelledError) as error:
+            accepted = not isinstance(error, Overloaded | Conflict)
+            if accepted and (request.request_id is None or isinstance(error, asyncio.CancelledError)):
+                self._cancel(submitted.action, GONE)
+            raise
+        finally:
+            self._waiters.discard(submitted.action, future)
+        if isinstance(outcome, LeaseNews):
+            _check_refused(outcome)
+        return outcome
+
+    async def _submission(self, tenant: str, request: AcquireRequest) -> ActionSubmitted:
+        given = request.request_id
+        action = random_id() if given is None else await self._ids.of(tenant, "", "", f"\x00lease {given}")
+        stage = StageWork(
+            name=leases.KIND,
+            kind=leases.KIND,
+            pool=leases.POOL,
+            cost={leases.RESOURCE: (1, 1)},
+            timeout_s=request.ttl_s,
+            params=_json({"ttl_s": request.ttl_s, "quotas": request.quotas}),
+            repeatable=False,
+            quotas=dict(request.quotas),
+        )
+        return ActionSubmitted(
+            action=action,
+            tenant=tenant,
+            request=given or "",
+            stages=(stage,),
+            budget_s=request.wait_s,
+            priority=request.priority,
+            held_by=self._replica,
+        )
+
+    async def _acquire(
+        self,
+        submitted: ActionSubmitted,
+        wait_s: Seconds,
+        future: asyncio.Future[Outcome | None],
+        gone: Callable[[], Awaitable[None]],
+    ) -> Outcome:
+        loop, watch = asyncio.get_running_loop(), _Watch(gone, future)
+        watching = loop.call_later(WATCHED_AFTER_S, watch.begin)
+        expiry: asyncio.TimerHandle | None = None
+        try:
+            accepted = await self._intake.submit(submitted)
+            if accepted.repeated:
+                found = outcome_of(submitted.action, await self._read(submitted.action))
+                if found is not None:
+                    return found
+            expiry = loop.call_later(wait_s + GRACE_S, _expire, future)
+            outcome = await future
+        finally:
+            watching.cancel()
+            watch.end()
+            if expiry is not None:
+                expiry.cancel()
+        if outcome is not None:
+            return outcome
+        if watch.gone:
+            self._cancel(submitted.action, GONE)
+            raise Conflict(what=GONE)
+        raise Unavailable(what="no leader has answered before the deadline")
+
+    # ---- held leases -------------------------------------------------------------------------------------------
+
+    async def release(self, lease: str, fence: int, used: bytes = b"") -> None:
+        """Release a lease. `used`: quota -> amount that was really used, JSON; empty: not known. May be repeated.
+
+        Raises:
+            LeaseExpired, Fenced: the caller does not hold it.
+            NotFound: there is none.
+        """
+        _check_held(lease, await self._ends.call(LeaseEnd(lease, fence, used)))
+
+    async def renew(self, lease: str, fence: int) -> Seconds:
+        """Renew a lease for its whole time. Returns the Unix time at which it expires then.
+
+        Raises:
+            LeaseExpired, Fenced: the caller does not hold it.
+            NotFound: there is none.
+        """
+        code, expires_s = await self._renewals.call((lease, fence))
+        _check_held(lease, "over" if code == "released" else code)
+        return expires_s
+
+    async def view(self, lease: str) -> LeaseView:
+        """Return the state of a lease.
+
+        Raises:
+            NotFound: it was never requested, or has ended more than a minute ago.
+        """
+        record = await self._read(lease)
+        if record is None:
+            raise _unknown(lease)
+        return _view(lease, record, self._clock.unix())
+
+    async def _read(self, lease: str) -> LeaseRecord | None:
+        return await with_retries(
+            lambda: held_leases.read_lease(self._redis, lease), what="reading a lease", limit_s=self._limit_s
+        )
+
+    async def _end_all(self, ends: list[LeaseEnd]) -> list[LeaseCode]:
+        return await with_retries(
+            lambda: held_leases.end_leases(self._redis, ends), what="releasing leases", limit_s=self._limit_s
+        )
+
+    async def _renew_all(self, renewals: list[tuple[str, int]]) -> list[tuple[LeaseCode, Seconds]]:
+        return await with_retries(
+            lambda: held_leases.renew_leases(self._redis, renewals), what="renewing leases", limit_s=self._limit_s
+        )
+
+
+class _Watch:
+    """Watches a caller's connection, and ends the wait when it ends."""
+
+    def __init__(self, gone: Callable[[], Awaitable[None]], future: asyncio.Future[Outcome | None]) -> None:
+        self._gone = gone
+        self._future = future
+        self._task: asyncio.Task[None] | None = None
+        self.gone = False
+
+    def begin(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="caller of a lease")
+
+    async def _run(self) -> None:
+        await self._gone()
+        self.gone = True
+        _expire(self._future)
+
+    def end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _expire(future: asyncio.Future[Outcome | None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _check_refused(news: LeaseNews) -> None:
+    """Raise what is no refusal by time.
+
+    Raises:
+        QuotaNever, Conflict
+    """
+    if news.ended == "refused":
+        raise QuotaNever(what=news.reason)
+    if news.ended != "expired":
+        how = "was cancelled" if news.ended == "cancelled" else "has ended"
+        raise Conflict(what=f"the lease of this request {how}; acquire with a new request_id")
+
+
+def _check_held(lease: str, code: LeaseCode) -> None:
+    match code:
+        case "held" | "released":
+            return
+        case "unknown":
+            raise _unknown(lease)
+        case "fenced":
+            raise Fenced(what=f"lease {lease} has another fence: it is another caller's")
+        case "over":
+            raise LeaseExpired(what=f"lease {lease} has expired, or was ended: what it held is free")
+        case "waits":
+            raise Conflict(what=f"lease {lease} is not granted")
+
+
+def _unknown(lease: str) -> NotFound:
+    return NotFound(kind="lease", name=lease, hint="it was never acquired, or ended more than a minute ago")
+
+
+def _view(lease: str, record: LeaseRecord, now: Seconds) -> LeaseView:
+    if record.ended:
+        return LeaseView(lease=lease, state=record.ended, fence=record.fence)
+    if not record.fence:
+        return LeaseView(lease=lease, state="waiting" if record.answer is None else "refused")
+    if not record.is_held:
+        return LeaseView(lease=lease, state="revoked", fence=record.fence)
+    left_s = record.expires_s - now
+    if left_s <= 0:
+        return LeaseView(lease=lease, state="expired", fence=record.fence)
+    return LeaseView(lease=lease, state="held", fence=record.fence, expires_in_s=left_s)

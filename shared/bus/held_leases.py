@@ -1,0 +1,174 @@
+"""Leases of callers in Valkey (`shared.messages.leases`): granted by the leader, renewed and ended by their callers.
+
+All functions are atomic and safe to repeat. A lease that has ended stays known with its action, for a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+
+from shared.bus import keys
+from shared.bus.connection import command
+from shared.bus.functions import call
+from shared.bus.holds import Taking, pack
+from shared.bus.keys import Role
+from shared.messages.leases import GrantedLease
+from shared.messages.outcomes import OUTCOMES
+from shared.runtime.units import Epoch, Seconds
+
+_EPOCH: Final = keys.epoch(Role.DISPATCHER)
+_json = msgspec.json.Encoder().encode
+
+LeaseEnding = Literal["", "released", "expired", "revoked"]
+"""How a lease has ended; empty: it has not."""
+_ENDINGS: Final[dict[bytes, LeaseEnding]] = {b"released": "released", b"expired": "expired", b"revoked": "revoked"}
+LeaseCode = Literal["held", "released", "unknown", "waits", "fenced", "over"]
+"""A caller's relation to a lease. `held`: it holds it. `released`: it has released it. `waits`: the lease is not
+granted. `fenced`: another fence was given for it. `over`: it has expired, or was revoked."""
+_CODES: Final[dict[int, LeaseCode]] = {
+    1: "held",
+    0: "released",
+    -1: "unknown",
+    -2: "waits",
+    -3: "fenced",
+    -4: "over",
+}
+
+
+class LeaseGrant(NamedTuple):
+    """One item of `grant_leases`."""
+
+    action: str
+    mark: str
+    """`attempt:node`, as of every grant."""
+    ttl_ms: int
+    limits: str
+    """`GrantedLease.limits`."""
+    taking: Taking
+
+
+class LeaseRevocation(NamedTuple):
+    """One item of `revoke_leases`."""
+
+    action: str
+    attempt: int
+
+
+class LeaseEnd(NamedTuple):
+    """One item of `end_leases`."""
+
+    action: str
+    fence: int
+    used: bytes = b""
+    """Quota -> amount that was really used, JSON; empty: not known."""
+
+
+class LeaseRecord(NamedTuple):
+    """One action that was submitted as a lease."""
+
+    fence: int
+    """0: it is not granted."""
+    expires_s: Seconds
+    ttl_s: Seconds
+    ended: LeaseEnding
+    answer: bytes | None
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether it was granted and has not ended. It may have expired a moment ago."""
+        return bool(self.fence) and not self.ended and self.answer is None
+
+
+async def grant_leases(redis: Redis, epoch: Epoch, grants: Sequence[LeaseGrant]) -> list[GrantedLease]:
+    """Grant leases with their holds of quotas, and wake the replicas. Returns those whose action exists.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was granted.
+    """
+    args: list[Any] = [epoch]
+    for grant in grants:
+        args += (grant.mark, grant.ttl_ms, grant.limits)
+    touched = (_EPOCH, keys.ANSWERED, keys.LEASE_FENCES, keys.LEASES_DUE, *(keys.action(one.action) for one in grants))
+    touched = (*touched, keys.QUOTA_HOLDS, keys.QUOTA_LEVELS)
+    packed = pack(one.taking for one in grants)
+    replies = await call(redis, "grant_leases_with_quotas_v1", touched, *args, packed)
+    return [
+        GrantedLease(grant.action, fence, expires_ms, grant.ttl_ms, grant.limits)
+        for grant, (fence, expires_ms) in zip(grants, replies, strict=True)
+        if fence
+    ]
+
+
+async def end_leases(redis: Redis, ends: Sequence[LeaseEnd]) -> list[LeaseCode]:
+    """Release leases. `held`: this call has released it."""
+    touched = (keys.OUTCOMES, keys.LEASES_DUE, *(keys.action(one.action) for one in ends))
+    args: list[Any] = [OUTCOMES.maxlen]
+    for one in ends:
+        args += (one.fence, one.used)
+    return [_CODES[code] for code in await call(redis, "end_leases_v1", touched, *args)]
+
+
+async def renew_leases(redis: Redis, renewals: Sequence[tuple[str, int]]) -> list[tuple[LeaseCode, Seconds]]:
+    """Renew leases by (action, fence) for their whole time. Returns the time at which each expires then, Unix
+    seconds.
+    """
+    touched = (keys.LEASES_DUE, *(keys.action(action) for action, _ in renewals))
+    replies = await call(redis, "renew_leases_v1", touched, *(fence for _, fence in renewals))
+    return [(_CODES[code], expires_ms / 1000) for code, expires_ms in replies]
+
+
+async def revoke_leases(redis: Redis, epoch: Epoch, revoked: Sequence[LeaseRevocation]) -> None:
+    """End leases that the mesh no longer wants. Those that have ended stay as they are.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was written.
+    """
+    touched = (_EPOCH, keys.OUTCOMES, keys.LEASES_DUE, *(keys.action(one.action) for one in revoked))
+    await call(redis, "revoke_leases_v1", touched, epoch, OUTCOMES.maxlen, *(one.attempt for one in revoked))
+
+
+async def expire_leases(redis: Redis, epoch: Epoch, most: int) -> tuple[int, Seconds | None]:
+    """End up to `most` leases that have expired, by Valkey's clock. Returns their number, and the Unix time at which
+    the next one expires; None: no lease is held.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was written.
+    """
+    touched = (_EPOCH, keys.OUTCOMES, keys.LEASES_DUE)
+    ended, next_ms = await call(redis, "expire_leases_v1", touched, epoch, OUTCOMES.maxlen, most)
+    return ended, next_ms / 1000 if next_ms else None
+
+
+async def list_leases(redis: Redis, epoch: Epoch) -> None:
+    """Publish the inventory of the node of leases, after the outcomes of those that have ended. O(leases held).
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was written.
+    """
+    await call(redis, "list_leases_v1", (_EPOCH, keys.OUTCOMES, keys.LEASES_DUE), epoch, OUTCOMES.maxlen)
+
+
+async def read_leases(redis: Redis, actions: Sequence[str]) -> list[LeaseRecord | None]:
+    """Return the records of these actions, in one round trip. None: unknown."""
+    pipe = redis.pipeline(transaction=False)
+    for action in actions:
+        pipe.hmget(keys.action(action), ["entry", "fence", "expires_ms", "ttl_ms", "ended", "answer"])
+    return [_record(fields) for fields in await pipe.execute()]
+
+
+async def read_lease(redis: Redis, action: str) -> LeaseRecord | None:
+    """Return the record of one action. None: unknown."""
+    fields = ("entry", "fence", "expires_ms", "ttl_ms", "ended", "answer")
+    return _record(await command(redis, "HMGET", keys.action(action), *fields))
+
+
+def _record(fields: Sequence[Any]) -> LeaseRecord | None:
+    entry, fence, expires_ms, ttl_ms, ended, answer = fields
+    if entry is None:
+        return None
+    how: LeaseEnding = _ENDINGS.get(ended or b"", "")
+    return LeaseRecord(int(fence or 0), int(expires_ms or 0) / 1000, int(ttl_ms or 0) / 1000, how, answer)

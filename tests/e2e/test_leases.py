@@ -1,0 +1,240 @@
+"""Leases on a real mesh: an upstream server counts itself, while clients and the leader are killed with SIGKILL."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import redis
+from aiohttp import web
+
+from tests.e2e.lease_client import TTL_S
+from tests.e2e.replicas import Mesh, leads, running_mesh, until
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.client.blocking import Treadle
+from treadle.client.errors import LeaseLost, QuotaNever, QuotaTaken
+from treadle.client.requests import QuotaRate
+from treadle.testing.servers import running_valkey
+
+CALL_S = 0.05
+CLIENTS = 8
+ROUNDS = 6
+LATE_S = 90
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def mesh(stack_home: Path) -> Iterator[Mesh]:
+    with running_valkey(stack_home) as url, running_mesh(url, proxies=2, managers=0) as running:
+        yield running
+
+
+class Upstream:
+    """A server with a limit of concurrency, or a token bucket. It rejects with 429, and counts."""
+
+    def __init__(self, *, most: int = 1 << 30, per_s: float = 0.0, burst: float = 1e9) -> None:
+        self.most, self.per_s, self.burst = most, per_s, burst
+        self.calls = self.rejected = self.inside = self.highest = 0
+        self._tokens, self._at = burst, time.monotonic()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post("/call", self._call)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+    async def _call(self, _: web.Request) -> web.Response:
+        now = time.monotonic()
+        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.per_s)
+        self._at = now
+        self.calls += 1
+        if self.inside >= self.most or self._tokens < 1:
+            self.rejected += 1
+            return web.Response(status=429)
+        self._tokens -= 1
+        self.inside += 1
+        self.highest = max(self.highest, self.inside)
+        try:
+            await asyncio.sleep(CALL_S)
+        finally:
+            self.inside -= 1
+        return web.Response()
+
+
+def started(*args: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "tests.e2e.lease_client", *args], cwd=ROOT)
+
+
+async def kill_one_each_second(mesh: Mesh, upstream: Upstream, url: str, *, leader_too: bool) -> None:
+    """Run 8 client processes for some seconds. One is killed each second and started again; once, also the leader."""
+    urls = [mesh.proxies[1].url] if leader_too else [proxy.url for proxy in mesh.proxies]
+    args = [(urls[number % len(urls)], url, "search") for number in range(CLIENTS)]
+    clients = [started(*each) for each in args]
+    try:
+        await until(lambda: upstream.calls > CLIENTS)  # interpreters start
+        for number in range(ROUNDS):
+            await asyncio.sleep(1.0)
+            clients[number % CLIENTS].kill()
+            clients[number % CLIENTS].wait()
+            clients[number % CLIENTS] = started(*args[number % CLIENTS])
+            if leader_too and number == 2:
+                mesh.proxies[0].kill()
+        if leader_too:
+            await until(lambda: leads(mesh.proxies[1]))
+            await asyncio.sleep(3.0)
+    finally:
+        for client in clients:
+            client.kill()
+        for client in clients:
+            client.wait()
+
+
+async def held(client: AsyncTreadle) -> float:
+    return (await client.quotas.view("search")).held
+
+
+@pytest.mark.parametrize("leader_too", [False, True])
+async def test_the_upstream_is_never_over_its_limit_and_nothing_leaks(mesh: Mesh, leader_too: bool) -> None:
+    upstream = Upstream(most=6)
+    async with AsyncTreadle(mesh.proxies[1].url) as client, upstream.serving() as url:
+        await client.quotas.set("search", concurrency=6)
+        await kill_one_each_second(mesh, upstream, url, leader_too=leader_too)
+        assert (upstream.highest, upstream.rejected) == (6, 0), "all of it is used, and no more"
+        async with asyncio.timeout(LATE_S):
+            while await held(client):  # noqa: ASYNC110  # polls the mesh
+                await asyncio.sleep(0.1)
+
+
+async def test_the_upstream_rejects_no_call_of_a_rate(mesh: Mesh) -> None:
+    upstream = Upstream(per_s=20.0, burst=20.0)
+    async with AsyncTreadle(mesh.proxies[1].url) as client, upstream.serving() as url:
+        await client.quotas.set("search", rates=[QuotaRate(limit=20, period_s=1, burst=10)])
+        await kill_one_each_second(mesh, upstream, url, leader_too=False)
+        assert upstream.rejected == 0
+        assert upstream.calls > 20 * ROUNDS * 0.5, "most of it is used"
+
+
+async def test_a_slot_of_a_dead_client_is_free_within_its_time_and_a_second(mesh: Mesh) -> None:
+    async with AsyncTreadle(mesh.proxies[1].url) as client, aiohttp.ClientSession(mesh.proxies[0].url) as http:
+        await client.quotas.set("search", concurrency=1)
+        body = {"quotas": {"search": 1}, "ttl_s": 1.5, "wait_s": 30}
+        first = await acquired(http, body)  # and its holder does nothing more
+        following = await acquired(http, body)
+        freed_s = following["expires_at"] - body["ttl_s"]
+        assert first["expires_at"] <= freed_s <= first["expires_at"] + 1.0
+        async with http.post(f"/v1/leases/{first['lease']}/release", json={"fence": first["fence"]}) as reply:
+            assert reply.status == 409
+            assert (await reply.json(content_type=None))["type"].endswith("lease-expired")
+        assert await held(client) == 1.0, "the late release has freed nothing"
+
+
+async def acquired(http: aiohttp.ClientSession, body: dict[str, Any]) -> dict[str, Any]:
+    async with asyncio.timeout(LATE_S), http.post("/v1/acquire", json=body) as reply:
+        answer: dict[str, Any] = await reply.json(content_type=None)
+        assert reply.status == 200, answer
+        return answer
+
+
+async def test_held_leases_survive_a_killed_leader(mesh: Mesh) -> None:
+    leader, other = mesh.proxies
+    async with AsyncTreadle(other.url) as client, aiohttp.ClientSession(other.url) as http:
+        await client.quotas.set("search", concurrency=2, rates=[QuotaRate(limit=100, period_s=86_400)])
+        body = {"quotas": {"search": 1}, "ttl_s": 60, "wait_s": 60}
+        leases = [await acquired(http, body) for _ in range(2)]
+        waiting = asyncio.ensure_future(acquired(http, body))
+        released = asyncio.ensure_future(acquired(http, {**body, "request_id": "r"}))
+        await asyncio.sleep(0.3)
+        leader.kill()
+        for lease in leases[:1]:
+            async with http.post(f"/v1/leases/{lease['lease']}/release", json={"fence": lease["fence"]}) as reply:
+                assert reply.status == 200, "while nobody leads"
+        async with asyncio.timeout(LATE_S):
+            await asyncio.wait({waiting, released}, return_when=asyncio.FIRST_COMPLETED)
+        assert await held(client) == 2.0
+        async with http.get(f"/v1/leases/{leases[1]['lease']}") as reply:
+            assert (await reply.json(content_type=None))["state"] == "held"
+        (rate,) = (await client.quotas.view("search")).rates
+        assert rate.taken == pytest.approx(3, abs=0.2), "each lease was counted once"
+        waiting.cancel()
+        released.cancel()
+
+
+@pytest.fixture
+def losing_its_store(stack_home: Path) -> Iterator[tuple[str, str]]:
+    """Addresses of a store and of a proxy that waits shortly for it."""
+    settings = {"PROXY_SUBMIT_RETRY_S": "0.5"}
+    with running_valkey(stack_home) as url, running_mesh(url, proxies=1, managers=0, **settings) as running:
+        yield url, running.proxies[0].url
+
+
+async def test_while_the_store_is_away_an_acquire_answers_503(losing_its_store: tuple[str, str]) -> None:
+    url, proxy = losing_its_store
+    async with AsyncTreadle(proxy) as client, aiohttp.ClientSession(proxy) as http:
+        await client.quotas.set("search", concurrency=1)
+        lease = await acquired(http, {"quotas": {"search": 1}, "ttl_s": 60})
+        waiting = asyncio.ensure_future(http.post("/v1/acquire", json={"quotas": {"search": 1}, "wait_s": 1}))
+        await asyncio.sleep(0.2)
+        with redis.Redis.from_url(url) as store:
+            store.shutdown(nosave=True)
+        for answer in (await http.post("/v1/acquire", json={"quotas": {"search": 1}}), await waiting):
+            assert (answer.status, answer.content_type) == (503, "application/problem+json")
+            assert int(answer.headers["Retry-After"]) >= 1
+        path = f"/v1/leases/{lease['lease']}/release"
+        assert (await http.post(path, json={"fence": lease["fence"]})).status == 503
+
+
+async def test_the_clients_block_ends_with_a_lost_lease(mesh: Mesh) -> None:
+    async with AsyncTreadle(mesh.proxies[1].url) as client, aiohttp.ClientSession(mesh.proxies[1].url) as http:
+        await client.quotas.set("search", concurrency=1)
+        async with asyncio.timeout(LATE_S):
+            async with client.quota({"search": 1}, ttl_s=1.0) as lease:
+                await asyncio.sleep(2.5)  # it is renewed meanwhile
+                with pytest.raises(QuotaTaken) as refused:
+                    async with client.quota("search", wait_s=0.1):
+                        pass
+                assert refused.value.retry_after_s is not None
+                lease.settle({"search": 0.5})
+            with pytest.raises(QuotaNever, match="no quota 'none'"):
+                async with client.quota("none"):
+                    pass
+
+            async def lose() -> None:
+                async with client.quota("search", ttl_s=1.0) as lost:
+                    async with http.delete(f"/v1/actions/{lost.id}"):
+                        pass
+                    await asyncio.sleep(LATE_S)
+
+            with pytest.raises(LeaseLost):
+                await lose()
+        assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]  # a test is a task
+
+
+async def test_the_blocking_client_holds_a_lease(mesh: Mesh) -> None:
+    def hold() -> tuple[float, float, bool]:
+        with Treadle(mesh.proxies[1].url) as client:
+            client.quotas.set("search", concurrency=2)
+            with client.quota({"search": 2}, ttl_s=1.0) as lease:
+                time.sleep(1.5)
+                during, lost = client.quotas.view("search").held, lease.is_lost
+                lease.check()
+            deadline = time.monotonic() + TTL_S
+            while (after := client.quotas.view("search").held) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            return during, after, lost
+
+    assert await asyncio.to_thread(hold) == (2.0, 0.0, False)

@@ -1,0 +1,208 @@
+"""/v1/acquire and /v1/leases: granted, refused in time, renewed, released once, and expired by the store's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from redis.asyncio import Redis
+
+from services.proxy.app import create_app
+from services.proxy.settings import ProxySettings
+from shared.bus.connection import command
+from shared.bus.quotas import read_quotas
+from tests.services.proxy.in_process import serving
+
+ONE = {"concurrency": 1}
+LATE_S = 30
+Json = dict[str, Any]
+
+
+@pytest.fixture
+async def http(redis_url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    settings = ProxySettings.model_validate({"treadle": {"redis_url": redis_url}})
+    async with serving(create_app(settings)) as url, aiohttp.ClientSession(url) as session:
+        yield session
+
+
+async def ask(http: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> tuple[int, Json]:
+    async with asyncio.timeout(LATE_S), http.request(method, path, json=body) as reply:
+        return reply.status, await reply.json(content_type=None)
+
+
+async def limit(http: aiohttp.ClientSession, limits: Json, name: str = "search") -> None:
+    assert (await ask(http, "PUT", f"/v1/quotas/{name}", limits))[0] == 200
+
+
+async def acquire(http: aiohttp.ClientSession, **fields: Any) -> tuple[int, Json]:
+    return await ask(http, "POST", "/v1/acquire", {"quotas": {"search": 1}, "wait_s": 5, **fields})
+
+
+async def release(http: aiohttp.ClientSession, lease: Json, **fields: Any) -> tuple[int, str]:
+    body = {"fence": lease["fence"], **fields}
+    verb = "settle" if "used" in fields else "release"
+    status, answer = await ask(http, "POST", f"/v1/leases/{lease['lease']}/{verb}", body)
+    return status, str(answer.get("state") or answer["type"].rpartition("/")[2])
+
+
+async def state(http: aiohttp.ClientSession, lease: Json) -> str:
+    return str((await ask(http, "GET", f"/v1/leases/{lease['lease']}"))[1].get("state"))
+
+
+async def held(valkey: Redis) -> int:
+    return len((await read_quotas(valkey)).holds)
+
+
+async def until_none_is_held(valkey: Redis) -> None:
+    async with asyncio.timeout(LATE_S):
+        while await held(valkey) or await command(valkey, "XLEN", "actions"):  # noqa: ASYNC110  # polls the mesh
+            await asyncio.sleep(0.02)
+
+
+async def test_a_lease_is_held_until_it_is_released_once(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await limit(http, ONE)
+    status, first = await acquire(http, ttl_s=30)
+    assert status == 200, first
+    assert 29 < first["expires_in_s"] <= 30
+    assert (await state(http, first), await held(valkey)) == ("held", 1)
+
+    waiting = asyncio.ensure_future(acquire(http))
+    await asyncio.sleep(0.3)
+    assert not waiting.done(), "the slot is taken"
+    assert await release(http, {**first, "fence": first["fence"] + 1}) == (409, "fenced")
+    assert await release(http, first) == (200, "released")
+    status, second = await waiting
+    assert (status, second["fence"] > first["fence"]) == (200, True)
+    assert await release(http, first) == (200, "released"), "repeated"
+    assert await release(http, second) == (200, "released")
+    await until_none_is_held(valkey)
+    assert await state(http, second) == "released"
+    assert await release(http, second) == (200, "released"), "repeated after its action was answered"
+
+
+async def test_a_refusal_has_the_time_at_which_a_rate_is_refilled(http: aiohttp.ClientSession) -> None:
+    await limit(http, {"rates": [{"limit": 1, "period_s": 40, "burst": 1}]})
+    assert (await acquire(http))[0] == 200
+    began = time.monotonic()
+    async with http.post("/v1/acquire", json={"quotas": {"search": 1}, "wait_s": 20}) as reply:
+        problem, headers = await reply.json(content_type=None), reply.headers
+    assert time.monotonic() - began < 5, "it is refused at once: the refill comes after the deadline"
+    assert (reply.status, problem["type"].rpartition("/")[2]) == (429, "quota-taken")
+    assert 30 < problem["retry_after_s"] <= 40
+    assert 0 <= int(headers["Retry-After"]) - problem["retry_after_s"] < 1, "rounded up"
+    assert headers["RateLimit-Policy"] == '"search/40s";q=1;w=40'
+    assert headers["RateLimit"].startswith('"search/40s";r=0;t=')
+
+
+async def test_a_refusal_for_concurrency_comes_at_the_deadline(http: aiohttp.ClientSession) -> None:
+    await limit(http, ONE)
+    status, lease = await acquire(http)
+    assert status == 200
+    began = time.monotonic()
+    status, problem = await acquire(http, wait_s=1)
+    assert status == 429, problem
+    assert time.monotonic() - began >= 0.9, "the holder may release it until then"
+    assert (await acquire(http, wait_s=0))[0] == 429
+    assert await release(http, lease) == (200, "released")
+    async with asyncio.timeout(LATE_S):
+        while (await acquire(http, wait_s=0))[0] != 200:  # noqa: ASYNC110  # polls the mesh
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("quotas", "words"),
+    [
+        ({"search": 2}, "it needs 2 of the quota 'search', whose concurrency is 1"),
+        ({"search": 1, "judge": 1}, "there is no quota 'judge'"),
+    ],
+)
+async def test_what_can_never_be_given_is_refused_with_the_reason(
+    http: aiohttp.ClientSession, quotas: Json, words: str
+) -> None:
+    await limit(http, ONE)
+    await acquire(http, quotas={"search": 1})  # the leader serves leases
+    status, problem = await acquire(http, quotas=quotas)
+    assert (status, problem["type"].rpartition("/")[2]) == (409, "quota-never")
+    assert words in problem["detail"]
+
+
+async def test_a_lease_expires_unless_it_is_renewed(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await limit(http, ONE)
+    _, lease = await acquire(http, ttl_s=1)
+    for _ in range(4):
+        await asyncio.sleep(0.5)
+        path, fence = f"/v1/leases/{lease['lease']}/renew", {"fence": lease["fence"]}
+        status, renewed = await ask(http, "POST", path, fence)
+        assert (status, 0 < renewed["expires_in_s"] <= 1) == (200, True), renewed
+    status, following = await acquire(http, wait_s=10)
+    assert status == 200, "the time of the first one is over"
+    assert await release(http, lease) == (409, "lease-expired"), "a late release frees nothing"
+    assert (await ask(http, "POST", path, fence))[0] == 409
+    assert (await state(http, lease), await state(http, following)) == ("expired", "held")
+    assert await held(valkey) == 1
+
+
+async def test_a_caller_that_goes_is_granted_nothing(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await limit(http, ONE)
+    _, lease = await acquire(http)
+    with pytest.raises(TimeoutError):
+        async with http.post("/v1/acquire", json={"quotas": {"search": 1}}, timeout=aiohttp.ClientTimeout(total=0.5)):
+            pass
+    async with asyncio.timeout(LATE_S):
+        while await command(valkey, "XLEN", "actions") > 1:  # noqa: ASYNC110  # polls the mesh
+            await asyncio.sleep(0.02)
+    await release(http, lease)
+    await until_none_is_held(valkey)
+
+
+async def test_a_repeat_with_the_same_request_id_returns_the_same_lease(http: aiohttp.ClientSession) -> None:
+    await limit(http, ONE)
+    first, second = [(await acquire(http, request_id="one"))[1] for _ in range(2)]
+    assert (first["lease"], first["fence"]) == (second["lease"], second["fence"])
+    assert (await acquire(http, request_id="one", ttl_s=5))[0] == 409, "another body"
+    await release(http, first)
+    assert (await acquire(http, request_id="one"))[0] == 409, "it has ended"
+
+
+async def test_settled_amounts_are_reported_with_the_end(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await limit(http, {"rates": [{"limit": 1000, "period_s": 86400}]}, "tokens")
+    _, lease = await acquire(http, quotas={"tokens": 800})
+    assert await release(http, lease, used={"tokens": 712}) == (200, "released")
+    await until_none_is_held(valkey)
+
+
+@pytest.mark.parametrize("verb", ["renew", "release"])
+async def test_an_unknown_lease_is_not_found(http: aiohttp.ClientSession, verb: str) -> None:
+    status, problem = await ask(http, "POST", f"/v1/leases/abcdefgh/{verb}", {"fence": 1})
+    assert (status, problem["kind"]) == (404, "lease")
+    assert (await ask(http, "GET", "/v1/leases/abcdefgh"))[0] == 404
+
+
+async def test_a_waiting_caller_sends_no_command_to_the_store(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await limit(http, ONE)
+    _, lease = await acquire(http, ttl_s=60)
+    await asyncio.sleep(1.0)
+
+    async def commands() -> int:
+        stats = await command(valkey, "INFO", "commandstats")
+        lines = [line for line in stats.decode().splitlines() if line.startswith("cmdstat_fcall:")]
+        return int(lines[0].partition("calls=")[2].partition(",")[0])
+
+    async def sent_in_s(seconds: float) -> int:
+        before = await commands()
+        await asyncio.sleep(seconds)
+        return await commands() - before
+
+    idle = await sent_in_s(3.0)
+    waiting = [asyncio.ensure_future(acquire(http, wait_s=20)) for _ in range(30)]
+    await asyncio.sleep(1.0)
+    assert await sent_in_s(3.0) <= idle + 2, "30 callers wait, and nothing is asked"
+    await release(http, lease)
+    for each in asyncio.as_completed(waiting):
+        status, lease = await each
+        assert status == 200
+        await release(http, lease)

@@ -1,0 +1,91 @@
+"""Deadlines for the grant: kept while an action waits, void once it is granted, and not applied by a new leader to what
+a former one may have granted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.quota_stimuli import QuotaSet
+from shared.policy.dispatch.stimuli import ActionRestored, InventoryReported, NodeJoined, RequestsSubmitted, TickPassed
+from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, Revoke
+from shared.policy.model.quotas import QuotaLimits, Rate
+from shared.policy.model.reports import HeldGrant
+from tests.shared.policy.strategies import SPECS, request, work
+
+HOLDING = replace(work(timeout_s=30.0), quotas={"search": 1.0}, repeatable=False)
+JOINED = NodeJoined("n", "1", "cpu", {"cores": 100}, frozenset({"run"}))
+
+
+def holding(name: str, deadline_s: float, *, seq: int = 0, amount: float = 1.0) -> Request:
+    needs = replace(HOLDING, quotas={"search": amount})
+    return replace(request(name, needs, seq=seq), deadline_s=deadline_s, until_granted=True)
+
+
+def serving(limits: QuotaLimits) -> Dispatcher:
+    dispatcher = Dispatcher(specs=SPECS)
+    dispatcher.handle(0.0, QuotaSet("search", limits))
+    dispatcher.handle(0.0, JOINED)
+    dispatcher.handle(0.0, InventoryReported("n", "1", {}))
+    return dispatcher
+
+
+def granted(commands: list[Command]) -> list[str]:
+    return [one.action for one in commands if isinstance(one, Grant)]
+
+
+def answered(commands: list[Command]) -> list[tuple[str, str]]:
+    return [(one.action, one.ended) for one in commands if isinstance(one, AnswerAction)]
+
+
+def submit(dispatcher: Dispatcher, now: float, *requests: Request) -> list[Command]:
+    commands = dispatcher.handle(now, RequestsSubmitted(requests))
+    dispatcher.check()
+    return commands
+
+
+def test_a_waiting_action_expires_at_its_deadline_and_a_granted_one_does_not() -> None:
+    dispatcher = serving(QuotaLimits((1.0,)))
+    assert granted(submit(dispatcher, 0.0, holding("a", 5.0), holding("b", 7.0, seq=1))) == ["a"]
+    assert dispatcher.next_wake_s == 7.0, "a is granted"
+    assert dispatcher.handle(6.9, TickPassed()) == []
+    assert answered(dispatcher.handle(7.0, TickPassed())) == [("b", "expired")]
+    commands = dispatcher.handle(9.0, TickPassed())
+    assert not [one for one in commands if isinstance(one, Revoke | AnswerAction)], "a is held by its caller"
+    assert dispatcher.next_wake_s == math.inf
+
+
+def test_what_cannot_be_refilled_in_time_is_answered_at_once() -> None:
+    dispatcher = serving(QuotaLimits((), (Rate(1.0, 10.0),)))
+    assert granted(submit(dispatcher, 0.0, holding("a", 5.0))) == ["a"]
+    assert answered(submit(dispatcher, 1.0, holding("b", 9.9, seq=1))) == [("b", "expired")]
+    assert submit(dispatcher, 1.0, holding("c", 10.0, seq=2)) == [], "its refill comes in time"
+    assert granted(dispatcher.handle(10.0, TickPassed())) == ["c"]
+
+
+def test_a_deadline_of_now_is_granted_at_once_or_never() -> None:
+    dispatcher = serving(QuotaLimits((1.0,)))
+    assert granted(submit(dispatcher, 3.0, holding("a", 3.0))) == ["a"]
+    assert answered(submit(dispatcher, 3.0, holding("b", 3.0, seq=1))) == [("b", "expired")]
+
+
+def test_what_can_never_be_given_is_refused() -> None:
+    dispatcher = serving(QuotaLimits((1.0,)))
+    assert answered(submit(dispatcher, 0.0, holding("a", 5.0, amount=2.0))) == [("a", "refused")]
+
+
+def test_a_new_leader_applies_no_deadline_before_it_knows_what_is_held() -> None:
+    dispatcher = Dispatcher(specs=SPECS)
+    dispatcher.handle(100.0, QuotaSet("search", QuotaLimits((1.0,))))
+    requests = [holding("held", 5.0), holding("late", 6.0, seq=1), holding("waits", 200.0, seq=2)]
+    assert submit(dispatcher, 100.0, *requests) == []
+    assert dispatcher.handle(100.0, TickPassed()) == []
+    assert not dispatcher.unfinished, "else the leader would not wait for the inventory"
+    dispatcher.handle(100.0, ActionRestored("held", 0, 1, (), "n"))
+    dispatcher.handle(100.0, JOINED)
+    commands = dispatcher.handle(100.1, InventoryReported("n", "1", {"held": HeldGrant(0, 1, 50.0, {"cores": 1})}))
+    dispatcher.check()
+    assert (answered(commands), granted(commands)) == ([("late", "expired")], [])
+    assert dispatcher.next_wake_s == 200.0

@@ -1,0 +1,196 @@
+"""Leases: amounts of quotas that a program holds while it calls an API itself.
+
+A lease is renewed in the background at a third of its time. If a renewal is refused, or does not come through in time,
+the lease is lost: other callers may hold its amounts, so the body must stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+
+from treadle.client.answers import LeaseView, QuotaLease
+from treadle.client.errors import LeaseLost, Transient, TreadleError, error_of
+from treadle.client.requests import AcquireRequest, LeaseFence, LeaseSettlement
+from treadle.client.retry import CONNECTION_ERRORS, RetryPolicy, retry
+from treadle.client.transport import JSON, Transport, encoded, quoted
+
+RENEWALS: Final = 3
+"""Renewals in the time of a lease."""
+ANSWER_S: Final = 15.0
+"""Seconds beyond `wait_s` after which a silent connection is opened anew."""
+RELEASE_POLICY: Final = RetryPolicy(give_up_after_s=5.0)
+"""Bounds of a release. A lease that cannot be released expires by itself."""
+PATH: Final = "/v1/acquire"
+
+Quotas = str | Mapping[str, float]
+"""A quota, of which 1 is held, or amounts of several."""
+
+
+class AsyncLease:
+    """Amounts of quotas in an `async with` block: acquired at its begin, released at its end. For one block.
+
+    If the lease is lost, the task of the block is cancelled, and the block raises `LeaseLost`.
+    """
+
+    def __init__(self, transport: Transport, request: AcquireRequest) -> None:
+        self._transport = transport
+        self._request = request
+        self._lease: QuotaLease | None = None
+        self._until = 0.0
+        """Monotonic time until which the lease is certainly held."""
+        self._used: Mapping[str, float] = {}
+        self._lost: LeaseLost | None = None
+        self._owner: asyncio.Task[object] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        """Id of the lease; empty before it is held."""
+        return "" if self._lease is None else self._lease.lease
+
+    @property
+    def fence(self) -> int:
+        """Number that grows with each lease of the mesh: a service of your own can reject calls with an older one."""
+        return 0 if self._lease is None else self._lease.fence
+
+    @property
+    def is_lost(self) -> bool:
+        """True if other callers may hold the amounts."""
+        return self._lost is not None
+
+    def check(self) -> None:
+        """Raise if the lease is lost. For bodies that cannot be cancelled.
+
+        Raises:
+            LeaseLost: other callers may hold the amounts.
+        """
+        if self._lost is not None:
+            raise self._lost
+
+    def settle(self, used: Mapping[str, float]) -> None:
+        """Note the amounts that were really used, quota -> amount. They are sent with the release, and correct what was
+        taken of rates.
+        """
+        self._used = {**self._used, **used}
+
+    async def acquire(self) -> Self:
+        """Hold the amounts, and renew the lease from now on.
+
+        Raises:
+            QuotaTaken: they cannot be had within `wait_s`.
+            QuotaNever: a quota does not exist, or can never give its amount.
+            Unavailable: the mesh was away until the retry policy gave up.
+        """
+        transport, content = self._transport, encoded(self._request, f"the body of POST {PATH}")
+        timeout = aiohttp.ClientTimeout(sock_read=(self._request.wait_s or 0.0) + ANSWER_S)
+        sent = time.monotonic()
+
+        async def attempt() -> bytes:
+            nonlocal sent
+            sent = time.monotonic()
+            with transport.http_errors(PATH):
+                async with transport.request("POST", PATH, data=content, headers=JSON, timeout=timeout) as reply:
+                    answer = await reply.read()
+            if reply.status >= 400:
+                raise error_of(reply.status, answer, str(reply.url), reply.headers.get("retry-after"))
+            return answer
+
+        reply = await retry(attempt, transport.retry_policy, f"POST {transport.url}{PATH}", transport.rng)
+        arrived, self._lease = time.monotonic(), transport.decoded(QuotaLease, reply, PATH)
+        self._until = arrived + self._lease.expires_in_s
+        self._renewing = asyncio.create_task(self._renew(), name="renewal of a lease")
+        return self
+
+    async def release(self) -> None:
+        """End the lease; with the amounts of `settle`. One that cannot be released expires by itself.
+
+        Raises:
+            LeaseLost: it had ended before.
+        """
+        if self._renewing is not None:
+            self._renewing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._renewing
+        lease, self._lease = self._lease, None
+        if lease is None or self._lost is not None:
+            return
+        path, fence = f"/v1/leases/{quoted(lease.lease)}", lease.fence
+        body: LeaseSettlement | LeaseFence
+        if self._used:
+            path, body = f"{path}/settle", LeaseSettlement(fence=fence, used=self._used)
+        else:
+            path, body = f"{path}/release", LeaseFence(fence=fence)
+        try:
+            await self._transport.call(LeaseView, "POST", path, body, retry_policy=RELEASE_POLICY)
+        except Transient:
+            return
+        except TreadleError as error:
+            if error.slug not in LOST:
+                raise
+            raise LeaseLost(str(error), error.problem) from error
+
+    async def _renew(self) -> None:
+        """Renew until cancelled, or until the lease is lost."""
+        lease = self._lease
+        assert lease is not None, "only a lease that is held is renewed"
+        pause_s = lease.expires_in_s / RENEWALS
+        path, body = f"/v1/leases/{quoted(lease.lease)}/renew", LeaseFence(fence=lease.fence)
+        while True:
+            await asyncio.sleep(max(0.0, min(pause_s, self._until - time.monotonic())))
+            left_s = self._until - time.monotonic()
+            try:
+                if left_s <= 0:
+                    raise LeaseLost("the lease could not be renewed before it expired")
+                sent = time.monotonic()
+                async with asyncio.timeout(left_s):
+                    policy = RetryPolicy(give_up_after_s=left_s)
+                    renewed = await self._transport.call(QuotaLease, "POST", path, body, retry_policy=policy)
+                self._until = sent + renewed.expires_in_s
+            except (TreadleError, *CONNECTION_ERRORS) as error:
+                if isinstance(error, Transient | TimeoutError) and self._until > time.monotonic():
+                    continue
+                self._lose(error)
+                return
+
+    def _lose(self, error: Exception) -> None:
+        problem = error.problem if isinstance(error, TreadleError) else {}
+        self._lost = error if isinstance(error, LeaseLost) else LeaseLost(str(error), problem)
+        if self._owner is not None:
+            self._owner.cancel()
+
+    async def __aenter__(self) -> Self:
+        await self.acquire()
+        self._owner = asyncio.current_task()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        owner, self._owner = self._owner, None
+        if self._lost is not None:
+            await self.release()
+            if owner is not None and owner.uncancel() == 0 and kind in (None, asyncio.CancelledError):
+                raise self._lost from error
+            return
+        try:
+            await self.release()
+        except LeaseLost:
+            if kind is None:
+                raise
+
+
+LOST: Final = frozenset({"lease-expired", "fenced", "not-found"})
+"""Problems that say that a lease is not held."""
+
+
+def requested(quotas: Quotas, wait_s: float, ttl_s: float, priority: float) -> AcquireRequest:
+    """Return the body of an acquire."""
+    amounts = {quotas: 1.0} if isinstance(quotas, str) else dict(quotas)
+    return AcquireRequest(quotas=amounts, wait_s=wait_s, ttl_s=ttl_s, priority=priority)

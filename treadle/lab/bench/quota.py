@@ -1,0 +1,261 @@
+"""Leases of quotas: the cost of an acquire, the use of an upstream's true limit, and tenants' shares of it."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Final
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from treadle.lab.bench.actions import NOOP
+from treadle.lab.bench.bench import Bench
+from treadle.lab.bench.closed_loop import Round, closed_loop, median_round, percentile
+from treadle.lab.bench.figures import BenchError, BenchFigure, at_least, at_most, figure
+from treadle.lab.bench.mesh import BenchMesh, client
+
+CALLERS: Final = 200
+LOAD: Final = 0.5
+"""Share of the saturated rate at which latencies are measured."""
+MARGIN_MS: Final = 5.0
+"""Most that an acquire may take beyond `one.p99`."""
+UPSTREAM_RATE: Final = 200.0
+"""Calls a second that the upstream server accepts."""
+UPSTREAM_BURST: Final = 40.0
+QUOTA_BURST: Final = 20.0
+"""Less than the upstream's: the calls of one grant do not arrive in its order."""
+WEIGHTS: Final = {"bench-a": 1.0, "bench-b": 2.0, "bench-c": 5.0}
+AMPLE: Final = 1e9
+QUOTA: Final = "bench"
+PEERS: Final = ("throttled",)
+
+
+class _Granted(msgspec.Struct, frozen=True):
+    lease: str
+    fence: int
+
+
+_granted = msgspec.json.Decoder(_Granted).decode
+
+
+class LeaseClient:
+    """Acquires and releases over HTTP. Checks every answer."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self._http = http
+        self._body = msgspec.json.encode({"quotas": {QUOTA: 1}, "wait_s": 60, "ttl_s": 60})
+
+    async def acquire(self) -> _Granted:
+        """Return a granted lease.
+
+        Raises:
+            BenchError: it was refused.
+        """
+        return _granted(await self._post("/v1/acquire", self._body))
+
+    async def release(self, lease: _Granted) -> None:
+        """Release it."""
+        await self._post(f"/v1/leases/{lease.lease}/release", b'{"fence":%d}' % lease.fence)
+
+    async def _post(self, path: str, body: bytes) -> bytes:
+        async with self._http.post(path, data=body, headers={"content-type": "application/json"}) as response:
+            answer = await response.read()
+        if response.status != 200:
+            raise BenchError(f"POST {path} was answered {response.status}: {answer[:500].decode()}")
+        return answer
+
+
+@asynccontextmanager
+async def _lease_client(mesh: BenchMesh, tenant: str | None = None) -> AsyncIterator[LeaseClient]:
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    headers = {"Treadle-Tenant": tenant} if tenant else None
+    timeout = aiohttp.ClientTimeout(total=120.0)
+    async with aiohttp.ClientSession(mesh.url, connector=connector, headers=headers, timeout=timeout) as http:
+        yield LeaseClient(http)
+
+
+async def quota_leases(bench: Bench) -> list[BenchFigure]:
+    """Measure acquires at saturation and below it, then the use of an upstream's limit and tenants' shares."""
+    async with client(bench.mesh) as http:
+        try:
+            figures = [*await _cost(bench), *await _use(bench), *await _shares(bench)]
+        finally:
+            await http.call_empty("DELETE", f"/v1/quotas/{QUOTA}")
+            for tenant in WEIGHTS:
+                await http.call_empty("DELETE", f"/v1/tenants/{tenant}")
+    return figures + await _peers(bench)
+
+
+# ---- cost ------------------------------------------------------------------------------------------------------------
+
+
+async def _cost(bench: Bench) -> list[BenchFigure]:
+    sizes = bench.sizes
+    await _limit(bench, {"concurrency": AMPLE, "rates": [{"limit": AMPLE, "period_s": 1}]})
+    async with _lease_client(bench.mesh) as leases, client(bench.mesh) as http:
+        await closed_loop(lambda: http.act(NOOP), callers=1, seconds=0.5)
+        one = await closed_loop(lambda: http.act(NOOP), callers=1, seconds=sizes.seconds)
+
+        async def pair() -> None:
+            await leases.release(await leases.acquire())
+
+        await closed_loop(pair, callers=CALLERS, seconds=1.0)
+        meter = bench.meter()
+        loaded = meter.over(lambda: closed_loop(pair, callers=CALLERS, seconds=sizes.seconds))
+        full = median_round([await loaded() for _ in range(sizes.rounds)])
+        bench.log(f"  {full.rate:,.0f} acquires/s at saturation")
+        took = _Latencies()
+        pause_s = CALLERS / (full.rate * LOAD)
+        await closed_loop(took.paced(leases, pause_s), callers=CALLERS, seconds=sizes.seconds * 2, spread_s=pause_s)
+    p50_ms, p99_ms = (took.percentile_ms(percent) for percent in (50, 99))
+    bound = at_most(one.p99_s * 1e3 + MARGIN_MS, f"one action, one caller: p99 {one.p99_s * 1e3:.1f} ms")
+    what = f"acquire, {CALLERS} callers at {LOAD:.0%} of that rate"
+    return [
+        *meter.figures("quota.acquire", "CPU an acquire and its release cost {}"),
+        figure("quota.acquire.rate", f"acquire and release, {CALLERS} callers", full.rate, "/s", at_least(2000)),
+        figure("quota.acquire.p50", f"{what}, p50", p50_ms, "ms"),
+        figure("quota.acquire.p99", f"{what}, p99", p99_ms, "ms", bound),
+    ]
+
+
+@dataclass
+class _Latencies:
+    """Seconds of acquires."""
+
+    took: list[float] = field(default_factory=list)
+
+    def paced(self, leases: LeaseClient, pause_s: float) -> Callable[[], Awaitable[None]]:
+        """Return a call that acquires once in `pause_s` on average. Jittered, so that callers do not stay in step."""
+        rng = random.Random(1)
+
+        async def call() -> None:
+            began = perf_counter()
+            lease = await leases.acquire()
+            self.took.append(perf_counter() - began)
+            await leases.release(lease)
+            rest_s = pause_s * rng.uniform(0.5, 1.5) - (perf_counter() - began)
+            await asyncio.sleep(max(0.0, rest_s))
+
+        return call
+
+    def percentile_ms(self, percent: float) -> float:
+        return percentile(sorted(self.took), percent) * 1e3
+
+
+# ---- use of an upstream ----------------------------------------------------------------------------------------------
+
+
+class TokenBucket:
+    """A server that accepts `UPSTREAM_RATE` calls a second, and rejects others with 429."""
+
+    def __init__(self) -> None:
+        self.accepted = self.rejected = 0
+        self._tokens, self._at = UPSTREAM_BURST, perf_counter()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Serve on a free port; yield the address."""
+        app = web.Application()
+        app.router.add_get("/", self._call)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+    async def _call(self, _: web.Request) -> web.Response:
+        now = perf_counter()
+        self._tokens = min(UPSTREAM_BURST, self._tokens + (now - self._at) * UPSTREAM_RATE)
+        self._at = now
+        if self._tokens < 1:
+            self.rejected += 1
+            return web.Response(status=429)
+        self._tokens -= 1
+        self.accepted += 1
+        return web.Response()
+
+
+async def _use(bench: Bench) -> list[BenchFigure]:
+    """Call an upstream with a rate under leases, as fast as they are granted."""
+    await _limit(bench, {"rates": [{"limit": UPSTREAM_RATE, "period_s": 1, "burst": QUOTA_BURST}]})
+    upstream, seconds = TokenBucket(), bench.sizes.seconds * 2
+    async with _lease_client(bench.mesh) as leases, upstream.serving() as url, aiohttp.ClientSession(url) as http:
+
+        async def call() -> None:
+            lease = await leases.acquire()
+            async with http.get("/"):
+                pass
+            await leases.release(lease)
+
+        await closed_loop(call, callers=CALLERS, seconds=1.0)  # spends the burst
+        accepted, rejected, began = upstream.accepted, upstream.rejected, perf_counter()
+        running = asyncio.create_task(closed_loop(call, callers=CALLERS, seconds=seconds))
+        await asyncio.sleep(seconds)
+        elapsed_s, accepted = perf_counter() - began, upstream.accepted - accepted
+        rejected = upstream.rejected - rejected
+        await running
+    share = accepted / (elapsed_s * UPSTREAM_RATE) * 100
+    return [
+        figure("quota.use", f"used of an upstream's {UPSTREAM_RATE:g} calls/s", share, "%", at_least(98.0)),
+        figure("quota.rejected", "calls that the upstream rejected meanwhile", rejected, "", at_most(0)),
+    ]
+
+
+# ---- shares ----------------------------------------------------------------------------------------------------------
+
+
+async def _shares(bench: Bench) -> list[BenchFigure]:
+    """Let three tenants want more than there is; compare what each gets with its weight."""
+    await _limit(bench, {"rates": [{"limit": UPSTREAM_RATE, "period_s": 1, "burst": 1}]})
+    counts: Counter[str] = Counter()
+    seconds = bench.sizes.seconds * 2
+    async with AsyncExitStack() as stack, client(bench.mesh) as http:
+        rounds = []
+        for tenant, weight in WEIGHTS.items():
+            await http.call("PUT", f"/v1/tenants/{tenant}", {"weight": weight})
+            leases = await stack.enter_async_context(_lease_client(bench.mesh, tenant))
+            rounds.append(closed_loop(_counting(leases, counts, tenant), callers=CALLERS // 2, seconds=seconds + 2.0))
+        running = asyncio.gather(*rounds)
+        await asyncio.sleep(2.0)  # the leader has read the weights, and everybody waits
+        before = counts.copy()
+        await asyncio.sleep(seconds)
+        got = counts - before
+        await running
+    total, weights = sum(got.values()), sum(WEIGHTS.values())
+    worst = max(abs(got[tenant] / total / (weight / weights) - 1) for tenant, weight in WEIGHTS.items())
+    what = "largest deviation of a tenant's share from its weight (1 : 2 : 5)"
+    return [figure("quota.shares", what, worst * 100, "%", at_most(3.0))]
+
+
+def _counting(leases: LeaseClient, counts: Counter[str], tenant: str) -> Callable[[], Awaitable[None]]:
+    async def call() -> None:
+        lease = await leases.acquire()
+        counts[tenant] += 1
+        await leases.release(lease)
+
+    return call
+
+
+async def _limit(bench: Bench, limits: object) -> None:
+    async with client(bench.mesh) as http:
+        await http.call("PUT", f"/v1/quotas/{QUOTA}", limits)
+
+
+async def _peers(bench: Bench) -> list[BenchFigure]:
+    """Measure the limiters of others, each by the calls of one process to its own store. They hold nothing, so there is
+    no release.
+    """
+    figures: list[BenchFigure] = []
+    for name, peer in bench.peers.items():
+        if name in PEERS:
+            rounds: list[Round] = [await peer.round(CALLERS, bench.sizes.seconds) for _ in range(bench.sizes.rounds)]
+            rate = median_round(rounds).rate
+            figures.append(figure(f"quota.{name}.rate", f"{name}: limiter calls, {CALLERS} callers", rate, "/s"))
+    return figures

@@ -103,7 +103,7 @@ def decisions_are_documented(module: Module) -> Iterator[Finding]:
         yield Finding(module.path, 1, "has no docstring: state its law, and the paper's section")
 
 
-GENERATED: Final = ("treadle/client/answers.py", "treadle/client/requests.py")
+GENERATED = ("treadle/client/answers.py", "treadle/client/requests.py")
 """Modules that scripts/client_types.py writes: nobody edits them."""
 
 

@@ -177,8 +177,10 @@ async def test_held_leases_survive_a_killed_leader(mesh: Mesh) -> None:
 @pytest.fixture
 def losing_its_store(stack_home: Path) -> Iterator[tuple[str, str]]:
     """Addresses of a store and of a proxy that waits shortly for it."""
-    settings = {"PROXY_SUBMIT_RETRY_S": "0.5"}
-    with running_valkey(stack_home) as url, running_mesh(url, proxies=1, managers=0, **settings) as running:
+    with (
+        running_valkey(stack_home) as url,
+        running_mesh(url, proxies=1, managers=0, PROXY_SUBMIT_RETRY_S="0.5") as running,
+    ):
         yield url, running.proxies[0].url
 
 

@@ -163,7 +163,7 @@ class AsyncTreadle:
         return AsyncLease(self._transport, requested(quotas, wait_s, ttl_s, priority))
 
     async def probe(self) -> None:
-        """Check once that a mesh answers here: `Unavailable` if nothing answers, `Unexpected` if another server does."""
+        """Check once that a mesh answers here. `Unavailable`: nothing answers. `Unexpected`: another server does."""
         await self._transport.call(Liveness, "GET", "/healthz", retry_policy=NO_RETRY)
 
     async def nodes(self) -> list[NodeView]:

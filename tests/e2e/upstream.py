@@ -54,7 +54,7 @@ async def running_upstream() -> AsyncIterator[Upstream]:
 
 @dataclass(frozen=True, slots=True)
 class CallingMesh:
-    """Proxies and a quota manager on a Valkey of their own."""
+    """A proxy and a quota manager on a Valkey of their own."""
 
     mesh: Mesh
     manager: Service
@@ -62,12 +62,12 @@ class CallingMesh:
 
     @property
     def url(self) -> str:
-        """Address of a proxy."""
+        """Address of the proxy."""
         return self.mesh.proxies[0].url
 
 
 @contextmanager
-def calling_mesh(home: Path, *, proxies: int = 1, managers: int = 0, **environ: str) -> Iterator[CallingMesh]:
+def calling_mesh(home: Path, **environ: str) -> Iterator[CallingMesh]:
     """Entered once its parts are ready. `environ`: settings, which each service gets by their prefix."""
     settings = {
         "QUOTA_MANAGER_ALLOW_ADDRESSES": LOOPBACK,
@@ -80,7 +80,7 @@ def calling_mesh(home: Path, *, proxies: int = 1, managers: int = 0, **environ: 
     others |= {name: value for name, value in environ.items() if name.startswith("TREADLE_")}
     with (
         running_valkey(home) as valkey,
-        running_mesh(valkey, proxies=proxies, managers=managers, **others) as mesh,
+        running_mesh(valkey, proxies=1, managers=0, cores=0, **others) as mesh,
         running_service("quota_manager", valkey, **settings) as manager,
     ):
         asyncio.run(until(lambda: is_ready(manager)))

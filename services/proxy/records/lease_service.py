@@ -23,10 +23,12 @@ from shared.api.leases import AcquireRequest, LeaseNews, LeaseView
 from shared.bus import held_leases
 from shared.bus.connection import TRANSIENT, ValkeyClock, with_retries
 from shared.bus.held_leases import LeaseCode, LeaseEnd, LeaseRecord
+from shared.kinds.formulation import amounts_of
 from shared.messages import leases
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.leases import GrantedLease
 from shared.runtime.errors import (
+    BadRequest,
     Conflict,
     Fenced,
     LeaseExpired,
@@ -128,7 +130,7 @@ class LeaseService:
             timeout_s=request.ttl_s,
             params=_json({"ttl_s": request.ttl_s, "quotas": request.quotas}),
             repeatable=False,
-            quotas=dict(request.quotas),
+            quotas=_amounts(request),
         )
         return ActionSubmitted(
             action=action,
@@ -288,3 +290,15 @@ def _view(lease: str, record: LeaseRecord, now: Seconds) -> LeaseView:
     if left_s <= 0:
         return LeaseView(lease=lease, state="expired", fence=record.fence)
     return LeaseView(lease=lease, state="held", fence=record.fence, expires_in_s=left_s)
+
+
+def _amounts(request: AcquireRequest) -> dict[str, float]:
+    """Return the amounts to acquire.
+
+    Raises:
+        BadRequest: an amount is out of bounds.
+    """
+    try:
+        return amounts_of(request.quotas)
+    except ValueError as error:
+        raise BadRequest(what=str(error)) from error

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from shared.bus.connection import command
 from shared.bus.consumer import Consumer
+from shared.messages.leases import LeasesGranted
 from shared.messages.outcomes import ANSWERED, Answered
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.soon import soon
@@ -18,7 +19,8 @@ from tests.shared.bus.soon import soon
 GROUP = "g"
 DEAD = f"{ANSWERED.name}.dead"
 
-Handle = Callable[[Answered], Awaitable[None]]
+Message = Answered | LeasesGranted
+Handle = Callable[[Message], Awaitable[None]]
 
 
 async def publish(redis: Redis, *names: str) -> None:
@@ -27,7 +29,7 @@ async def publish(redis: Redis, *names: str) -> None:
         await command(redis, "XADD", ANSWERED.name, "*", "m", message)
 
 
-def member(redis: Redis, name: str = "m1", *, stale_s: float = 60.0, max_attempts: int = 3) -> Consumer[Answered]:
+def member(redis: Redis, name: str = "m1", *, stale_s: float = 60.0, max_attempts: int = 3) -> Consumer[Message]:
     return Consumer(redis, ANSWERED, group=GROUP, member=name, stale_s=stale_s, block_s=0.01, max_attempts=max_attempts)
 
 
@@ -35,14 +37,15 @@ class Handler:
     """Records its messages, fails as scheduled, and stops its consumer after so many calls."""
 
     def __init__(
-        self, consumer: Consumer[Answered], calls: int, fails: Callable[[str], Exception | None] = lambda _: None
+        self, consumer: Consumer[Message], calls: int, fails: Callable[[str], Exception | None] = lambda _: None
     ):
         self.seen: list[str] = []
         self._consumer = consumer
         self._calls = calls
         self._fails = fails
 
-    async def __call__(self, message: Answered) -> None:
+    async def __call__(self, message: Message) -> None:
+        assert isinstance(message, Answered)
         self.seen.append(message.actions[0])
         self._consumer.stopping = len(self.seen) >= self._calls
         error = self._fails(message.actions[0])
@@ -50,7 +53,7 @@ class Handler:
             raise error
 
 
-async def ran(consumer: Consumer[Answered], handler: Handler) -> list[str]:
+async def ran(consumer: Consumer[Message], handler: Handler) -> list[str]:
     async with asyncio.timeout(20):
         await consumer.run(handler)
     return handler.seen
@@ -97,7 +100,7 @@ async def test_a_restarted_member_gets_what_it_had_not_acknowledged_before_anyth
     assert await pending(valkey) == 0
 
 
-async def _never(_: Answered) -> None:
+async def _never(_: Message) -> None:
     await asyncio.get_running_loop().create_future()
 
 

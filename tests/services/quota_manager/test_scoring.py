@@ -76,7 +76,7 @@ def test_anything_else_is_no_score(extraction: Extraction, body: bytes) -> None:
 
 @pytest.mark.parametrize("pattern", ["(", "a", "(a)(b)", "(?=a)(b)", r"(a)\1", "(" * 2000, "((a{1,1000}){1,1000})"])
 def test_an_invalid_pattern_is_named(pattern: str) -> None:
-    with pytest.raises(InvalidPattern, match="^pattern: "):
+    with pytest.raises(InvalidPattern, match=r"^pattern: "):
         compiled(pattern)
 
 

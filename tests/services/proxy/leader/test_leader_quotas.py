@@ -12,12 +12,14 @@ from services.proxy.leader.interpreter import HoldsChanged, Interpreter
 from shared.bus.brakes import publish_brakes
 from shared.bus.functions import Answering, Granting, send_grants
 from shared.bus.holds import Taking
+from shared.bus.quota_estimates import store_estimates
 from shared.bus.quotas import read_quotas, set_quota
 from shared.messages.actions import ActionSubmitted
 from shared.messages.nodes import NODES
 from shared.messages.quotas import QuotaChanged
-from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.model.quotas import LEARNED, QuotaHold, QuotaLimits, Rate, Refund, Settled
 from shared.policy.model.results import Feedback
+from shared.policy.resources.quota_estimates import Estimate
 from tests.services.proxy.former_leader import StoreOfFormerLeader
 from tests.services.proxy.mesh import granted, held, hello, inventory, outcome, stage, submitted
 from tests.shared.bus.journal import Journal
@@ -130,3 +132,17 @@ async def test_a_new_leader_keeps_to_what_the_provider_has_answered(store: Store
     assert granted(store.read(inventory())) == []
     assert store.leader.dispatcher.brakes() == brakes, "the change of the quota that the stream still has is older"
     assert len(granted(store.read(QuotaChanged(name="search", limits=ONE)))) == 1, "the operator has paid"
+
+
+async def test_a_new_leader_reserves_what_a_former_one_has_learned_and_nodes_receive_the_amount(
+    store: StoreOfFormerLeader,
+) -> None:
+    await set_quota(store.redis, "search", QuotaLimits((), (Rate(1000.0, 60.0),)))
+    one = searching("a", search=LEARNED)
+    learned = {(one.tenant, one.task or one.stages[0].kind, "search"): Estimate.of((12.5,))}
+    await store_estimates(store.redis, store.journal.epoch, learned)
+    await store.submit(one)
+    await store.publish(NODES, hello())
+    await store.taken_over()
+    writes = store.read(inventory())
+    assert [(one.action, one.quotas) for one in granted(writes)] == [("a", {"search": 12.5})]

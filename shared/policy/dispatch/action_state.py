@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shared.policy.elastic.scheduling import Scalable
 from shared.policy.model.formulation import TRANSITIONS, EndedAs, Request, StageAct, State, Work
-from shared.policy.model.quotas import NO_QUOTAS, Amounts, hold_key
+from shared.policy.model.quotas import FIRST_ESTIMATE, LEARNED, NO_QUOTAS, Amounts, hold_key
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import Usage
 from shared.policy.order.ebf import EbfKey
@@ -91,6 +91,10 @@ class ActionState:
     """If granted now, it begins its trajectory's environment."""
     scales: bool = field(init=False)
     """It may be granted more than the fewest units, and the effect on its duration is known."""
+    amounts: Amounts = field(init=False)
+    """Quota -> amount that it takes: declared, or the newest estimate (`quota_amounts`)."""
+    estimated: bool = field(init=False)
+    """Some of them are estimates."""
     scalable: Scalable | None = None
     """Duration on each of its amounts, from the last call."""
     lane: Lane | None = None
@@ -111,6 +115,9 @@ class ActionState:
         self.stage, self.attempt, self.work = stage, attempt, work
         self.recalls = 0
         self.units, self.scalable = work.units, None
+        self.amounts, self.estimated = work.quotas, bool(work.quotas) and LEARNED in work.quotas.values()
+        if self.estimated:
+            self.amounts = {name: amount or FIRST_ESTIMATE for name, amount in work.quotas.items()}
         self.scales = work.elasticity is not None and len(work.amounts) > 1
         self.resource = work.pool.partition("@")[0]
         self.pool_units = work.units.get(self.resource, 0)
@@ -138,7 +145,7 @@ class ActionState:
     @property
     def needed_quotas(self) -> Amounts:
         """Quotas that it must be granted to start; none if it continues after parking, because it still has them."""
-        return NO_QUOTAS if self.parked else self.work.quotas
+        return NO_QUOTAS if self.parked else self.amounts
 
     @property
     def hold_key(self) -> str:

@@ -16,6 +16,7 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.node_choice import stale_prefetched
+from shared.policy.dispatch.quota_amounts import learn_amounts
 from shared.policy.model.formulation import Advance, Command, EndedAs, Revoke
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import added
@@ -48,7 +49,7 @@ class AttemptHandler:
         was_orphan = (
             node is not None
             and bool(node.orphans)
-            and self.cluster.holds.orphan_ended(node, end.action, end.stage, end.attempt)
+            and self.cluster.holds.orphan_ended(node, end.action, end.stage, end.attempt, end.result.quotas_used, now)
         )
         action = self.registry.actions.get(end.action)
         if action is None or end.stage != action.stage:
@@ -78,8 +79,12 @@ class AttemptHandler:
     def _remove(self, now: float, action: ActionState, end: Ended, *, current: bool) -> list[Command]:
         """Remove an action from its node or queue. If another attempt is granted, it is revoked."""
         if current:
-            if action.work.quotas and not end.result.environment_exists:
-                self.cluster.quotas.settle(action.hold_key, not_begun_s=now)
+            if action.work.quotas:
+                learn_amounts(self.cluster, action, end.result.quotas_used)
+                not_begun_s = None if end.result.environment_exists else now
+                self.cluster.quotas.settle(
+                    action.hold_key, not_begun_s=not_begun_s, used=end.result.quotas_used, now=now
+                )
             self.cluster.release(action)
         elif action.state == "queued":
             self.cluster.queues.remove(action)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import EnvironmentNeed, Work
+from shared.policy.model.waiting import QuotaBacklog
 from shared.policy.resources.pools import BEGINS, Pool
 from shared.policy.resources.resource import PLAIN
 
@@ -62,10 +63,13 @@ class Backlog:
     pools: list[PoolBacklog] = field(default_factory=list)
     stuck: dict[str, int] = field(default_factory=dict)
     """Batch -> number of its stuck actions."""
+    quotas: dict[str, QuotaBacklog] = field(default_factory=dict)
+    """Quota -> what waits for it, for quotas that are held or waited for."""
 
 
-def survey(cluster: ClusterState) -> Backlog:
-    """Return the present backlog. O(pools + stuck actions); O(waiting actions) if a pool has work and no nodes.
+def survey(cluster: ClusterState, now: float = 0.0) -> Backlog:
+    """Return the present backlog. O(pools + stuck actions); O(waiting actions) if a pool has work and no nodes. For
+    quotas: `WaitingAmounts.survey`.
 
     An action that becomes stuck after its arrival (because nodes have left) is reported when its turn comes near.
     """
@@ -78,7 +82,7 @@ def survey(cluster: ClusterState) -> Backlog:
             _kind(action.work, _begun(action)),
             tuple(action.needs.items()),
             tuple(action.work.quotas.items()),
-            cluster.quotas.why_never(action.work.quotas),
+            cluster.quotas.why_never(action.amounts),
             action.request.batch,
         )
         for action in stuck_actions(cluster)
@@ -101,7 +105,7 @@ def survey(cluster: ClusterState) -> Backlog:
         for name, count in _most(Counter(waiting))
         if count
     ]
-    return Backlog(pools, dict(_most(batches)))
+    return Backlog(pools, dict(_most(batches)), cluster.queues.waiting_amounts.survey(cluster.quotas, now))
 
 
 def _most(counted: Counter[T]) -> list[tuple[T, int]]:
@@ -139,7 +143,7 @@ def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
 
 def stuck_text(cluster: ClusterState, action: ActionState) -> str:
     """Reason why a stuck action cannot run at present: quotas cannot give what it needs, or no node can."""
-    if reason := cluster.quotas.why_never(action.work.quotas):
+    if reason := cluster.quotas.why_never(action.amounts):
         return f"{reason}; it waits until its budget ends"
     lacks = lacking(_kind(action.work, _begun(action)), action.needs, action.work.pool)
     return f"{lacks} now; it waits for one until its budget ends"
@@ -175,8 +179,8 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
         return f"its deadline came while its environment could not be made: {action.postponed}"
     if lane is not None and lane.node and lane.node not in cluster.nodes.present:
         return f"its deadline came while {lane.node}, where its environment is, was away"
-    if action.work.quotas and not cluster.quotas.fits(action.work.quotas, action.request.deadline_s):
-        lacks = cluster.quotas.why_never(action.work.quotas) or "they were taken"
+    if action.work.quotas and not cluster.quotas.fits(action.amounts, action.request.deadline_s):
+        lacks = cluster.quotas.why_never(action.amounts) or "they were taken"
         return f"its deadline came while it waited for the quotas {', '.join(action.work.quotas)}: {lacks}"
     if any(action.could_run_on(node) for node in cluster.nodes.of(cluster.queues.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"

@@ -66,8 +66,12 @@ class Blocked:
         until_s = self._until(cluster, now)
         if until_s == math.inf:
             return False
+        tenants = self.head.request.tenant, action.request.tenant
+        reserved = cluster.quotas.shares.reserved(needed, *tenants)
+        if reserved.keys().isdisjoint(amounts):
+            return False
         end_s = now + cluster.durations.expect_at_most(action)
-        return cluster.quotas.delays(needed, until_s, amounts, end_s, now)
+        return cluster.quotas.delays(reserved, until_s, amounts, end_s, now)
 
 
 def _both(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -21,6 +21,7 @@ from shared.policy.elastic.scheduling import ElasticRules, KnownWait
 from shared.policy.model.quotas import hold_key
 from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.ledger import Node, Orphan
+from shared.policy.resources.quota_estimates import QuotaEstimates
 from shared.policy.resources.quotas import Quotas
 
 
@@ -40,6 +41,8 @@ class ClusterState:
     elastic_waits: dict[str, dict[str, KnownWait]] = field(default_factory=dict)
     """Node -> elastic action -> what it waits for there."""
     quotas: Quotas = field(default_factory=Quotas)
+    estimates: QuotaEstimates = field(default_factory=QuotaEstimates)
+    """What actions use of quotas, as learned."""
     holds: AttemptHolds = field(init=False)
     next_wake_s: float = math.inf
     """Next time at which a blocked head's quotas are refilled: then a scheduling round may grant it."""
@@ -49,7 +52,7 @@ class ClusterState:
         self.prefetch = Prefetch(self.nodes.rankings)
         self.environments = EnvironmentPlacements(self.nodes)
         self.holds = AttemptHolds(self.quotas, self.nodes, self.granted)
-        self.queues = Queues(self.durations, self.trajectories, self.environments)
+        self.queues = Queues(self.durations, self.trajectories, self.environments, shares=self.quotas.shares)
 
     # ---- grants ------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from shared.policy.dispatch.views import ActionSummary, NodeSummary
 from shared.policy.dispatch.waiting_reasons import waiting_reasons
 from shared.policy.model.formulation import Command
 from shared.policy.model.waiting import WaitingReasons
+from shared.policy.resources.quota_estimates import Estimate, EstimateKey
 from shared.policy.resources.resource import Specs
 
 Parts = tuple[StimulusHandlers, ClusterState, ActionRegistry]
@@ -94,9 +95,13 @@ class Dispatcher:
 
     # ---- reads: none changes the state -------------------------------------------------------------------------
 
-    def survey(self) -> Backlog:
+    def survey(self, now: float = 0.0) -> Backlog:
         """Return the present backlog; see `backlog.survey`."""
-        return survey(self.cluster)
+        return survey(self.cluster, now)
+
+    def learned_amounts(self, version: int) -> tuple[int, dict[EstimateKey, Estimate]]:
+        """Return the version of the learned amounts, and those that have changed since that version."""
+        return self.cluster.estimates.version, self.cluster.estimates.changed_since(version)
 
     def waiting_reasons(self) -> WaitingReasons:
         """Return why actions wait for more than their turn; see `waiting_reasons.waiting_reasons`."""

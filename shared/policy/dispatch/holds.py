@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.nodes import Nodes
 from shared.policy.model.formulation import Advance, AnswerAction, ChangeHolds, Command
-from shared.policy.model.quotas import QuotaHold, Settled, hold_key
+from shared.policy.model.quotas import FIRST_ESTIMATE, NO_QUOTAS, Amounts, QuotaHold, Settled, hold_key
 from shared.policy.model.reports import HeldGrant, HeldGrants, is_listed
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.quotas import Quotas
@@ -36,22 +36,26 @@ class AttemptHolds:
             self.quotas.expect_end(known.key, action.expected_end_s)
             return
         attempt = (action.request.id, action.stage, action.attempt)
-        hold = QuotaHold(*attempt, node.name, node.incarnation, now, action.work.quotas, action.serial)
+        grant = (node.name, node.incarnation, now)
+        hold = QuotaHold(*attempt, *grant, action.amounts, action.serial, action.request.tenant)
         change = self.quotas.adopt if adopted else self.quotas.take
         change(hold, action.expected_end_s)
 
     def orphan_reported(self, action: ActionState, node: Node, held: HeldGrant, now: float) -> None:
         """Restore the hold of an unwanted attempt. It may have been settled while its node counted as lost."""
-        amounts = action.request.stages[held.stage].quotas
+        declared = action.request.stages[held.stage].quotas
+        amounts = {name: amount or FIRST_ESTIMATE for name, amount in declared.items()}
         if amounts and hold_key(action.request.id, held.stage, held.attempt) not in self.quotas.holds:
             attempt = (action.request.id, held.stage, held.attempt)
             self.quotas.adopt(QuotaHold(*attempt, node.name, node.incarnation, now, amounts), now)
 
-    def orphan_ended(self, node: Node, action: str, stage: int, attempt: int) -> bool:
-        """Free the units and quotas of an orphan. False: this attempt is no orphan."""
+    def orphan_ended(
+        self, node: Node, action: str, stage: int, attempt: int, used: Amounts = NO_QUOTAS, now: float = 0.0
+    ) -> bool:
+        """Free the units and quotas of an orphan. False: this attempt is no orphan. `used`: what it has really used."""
         is_orphan = node.orphan_ended(action, stage, attempt)
         if is_orphan and self.quotas.holds:
-            self.quotas.settle(hold_key(action, stage, attempt))
+            self.quotas.settle(hold_key(action, stage, attempt), used=used, now=now)
         return is_orphan
 
     def reconcile(self, node: Node, held: HeldGrants, asked: int) -> None:

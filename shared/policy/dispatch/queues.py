@@ -13,11 +13,13 @@ from math import isclose
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.environment_placements import EnvironmentPlacements
 from shared.policy.dispatch.lanes import Lanes
+from shared.policy.dispatch.quota_waiting import WaitingAmounts
 from shared.policy.dispatch.stage_durations import StageDurations
 from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.order.batches import BatchRegistry
 from shared.policy.order.tenants import FairQueue
 from shared.policy.resources.pools import Lane, Pool
+from shared.policy.resources.quota_shares import QuotaShares
 
 
 @dataclass(slots=True)
@@ -36,6 +38,9 @@ class Queues:
     """Lanes that a scheduling round serves, and those that sleep."""
     weights: dict[str, float] = field(default_factory=dict)
     """Tenant -> weight; default 1. Every queue shares it."""
+    shares: QuotaShares = field(default_factory=QuotaShares)
+    """Shares in quotas with weights: the ledger's."""
+    waiting_amounts: WaitingAmounts = field(default_factory=WaitingAmounts)
     withdrawn: set[str] = field(default_factory=set)
     """Batches that are being cancelled, and have more actions than one turn ends."""
     _pools_made: int = 0
@@ -88,6 +93,7 @@ class Queues:
         request = action.request
         self.batches.count_waiting(request, (pool.name, lane.name, request.tenant))
         self.queued[request.id] = action
+        self.waiting_amounts.add(action)
         pool.queued += 1
         pool.queued_s += action.expected_s * action.pool_units
         pool.add_demand(action.wanted_units, outside=not request.batch)
@@ -135,6 +141,7 @@ class Queues:
         if request.batch:
             self.batches.uncount_waiting(request, (pool.name, lane.name, request.tenant))
         del self.queued[request.id]
+        self.waiting_amounts.remove(action)
 
     def remove_demand(self, action: ActionState) -> None:
         """Remove the demand of an action that is neither queued nor holds units; no effect if it has none."""
@@ -175,8 +182,11 @@ class Queues:
         need = action.request.need
         action.begins = self.environments.begins(need)
         quotas = action.work.quotas
+        if need is None and not quotas:
+            return pool
         if need is None:
-            return pool.lane("", quotas) if quotas else pool
+            shared = next(iter(self.shares.among(quotas)), "")
+            return pool.lane("", quotas, shared, self.shares.by_quota[shared].weights if shared else None)
         return pool.lane(None if action.begins else self.environments.placements[need.trajectory].node)
 
     # ---- many actions ------------------------------------------------------------------------------------------
@@ -287,6 +297,7 @@ class Queues:
         """Assert the invariants; tests call it after every step, services never do. `held`: actions on nodes."""
         held = list(held)
         self.lanes.check(self.pools.values())
+        self.waiting_amounts.check(self.queued)
         for pool in self.pools.values():
             queued = {name: action for name, action in self.queued.items() if action.work.pool == pool.name}
             self._check_lanes(pool, queued)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.policy.model.quotas import QuotaHold, QuotaLimits
+from shared.policy.resources.quota_estimates import Estimate, EstimateKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,5 +33,13 @@ class LevelRestored:
     at_s: float
 
 
-QuotaEvent = QuotaSet | HoldRestored | LevelRestored
+@dataclass(frozen=True, slots=True)
+class AmountRestored:
+    """Estimate of what work uses of a quota, as a former leader has learned it."""
+
+    key: EstimateKey
+    estimate: Estimate
+
+
+QuotaEvent = QuotaSet | HoldRestored | LevelRestored | AmountRestored
 """Stimuli of quotas. A new leader reads all of them from the store, before any other stimulus."""

@@ -29,6 +29,8 @@ from shared.policy.dispatch.node_choice import (
     place_prefetched,
     places,
 )
+from shared.policy.dispatch.quota_amounts import estimate_amounts
+from shared.policy.dispatch.quota_turns import QuotaTurns
 from shared.policy.dispatch.quota_waits import Need
 from shared.policy.dispatch.shares import update_shares
 from shared.policy.dispatch.sleeping import SleepingHeads, follows, sleeper
@@ -58,11 +60,13 @@ class SchedulingRound:
     sleeping: SleepingHeads = field(init=False)
     """Reservations of sleeping lanes' heads."""
     waits: ElasticWaits = field(init=False)
+    turns: QuotaTurns = field(init=False)
     trying: str = ""
     """Action for which a node was looked for last."""
 
     def __post_init__(self) -> None:
         self.waits = ElasticWaits(self.cluster, self.now, self.new_grants)
+        self.turns = QuotaTurns(self.cluster, self.now)
         self.sleeping = SleepingHeads(self.cluster, self.now, self.waits.nodes)
 
     def forbids(self, node: Node, action: ActionState) -> bool:
@@ -77,8 +81,14 @@ class SchedulingRound:
     def serve(self, waiting: list[tuple[Pool, Lane]], free: Iterable[Need] = ()) -> None:
         """Serve the lanes; each time, the lane whose head has the lowest key.
 
-        `free`: quotas that sleeping lanes lack and that are free now.
+        `free`: quotas that sleeping lanes lack and that are free now. Lanes that wait for other tenants' turns in a
+        quota are served again after these turns.
         """
+        self._serve_lanes(waiting, free)
+        while again := self.turns.next_pass():
+            self._serve_lanes(again)
+
+    def _serve_lanes(self, waiting: list[tuple[Pool, Lane]], free: Iterable[Need] = ()) -> None:
         if len(waiting) == 1 and not free:
             pool, lane = waiting[0]
             more = True
@@ -131,7 +141,7 @@ class SchedulingRound:
             self._grant(lane, action, node, is_head=True, prefetched=True)
         else:
             lane.feasible = head
-            if not follows(self.waits.nodes, nodes, action):
+            if head not in self.turns.held_back and not follows(self.waits.nodes, nodes, action):
                 self.blocked.append(Blocked(action, pool, lane))
             self._backfill(pool, lane)
             if (one := sleeper(cluster, pool, lane, self.now)) is not None:
@@ -148,16 +158,12 @@ class SchedulingRound:
             return False
         return not is_possible(self.cluster, pool, lane, action)
 
-    def _lacks_quotas(self, action: ActionState) -> bool:
-        amounts = action.needed_quotas
-        return bool(amounts) and not self.cluster.quotas.fits(amounts, self.now)
-
     def _reshare(self, pool: Pool, lane: Lane, action: ActionState) -> list[Command]:
         """Update the shares of a pool for a head that fits no node, at most once in the round."""
         head = action.request.id
         if pool.target is None or head in self.reshared or not owns_less(self.cluster, pool, lane):
             return []
-        if self._lacks_quotas(action):
+        if self.turns.lacks(action):
             return []  # more units would not let it start
         self.reshared.add(head)
         return update_shares(self.cluster, pool, self.now, blocked=True)
@@ -167,8 +173,10 @@ class SchedulingRound:
         self.trying = action.request.id
         if action.parked:
             return self._place_parked(action)
-        if action.work.quotas and self._lacks_quotas(action):
-            return None
+        if action.work.quotas:
+            estimate_amounts(self.cluster, action)
+            if self.turns.lacks(action):
+                return None
         waits: AbstractSet[str] = frozenset()
         if action.scales:
             action.units = action.work.units  # decided anew each time
@@ -176,6 +184,8 @@ class SchedulingRound:
         for node in places(self.cluster, pool, lane, action, self.now, waits):
             if not (self.forbids(node, action) or (action.scales and self.waits.too_early(node, action))):
                 return node
+        if action.work.quotas:
+            self.turns.found_no_node(action)
         return None
 
     def _place_parked(self, action: ActionState) -> Node | None:
@@ -222,7 +232,8 @@ class SchedulingRound:
         if not quotas.limits:
             return math.inf
         heads = [one.head for one in self.blocked if one.head.state == "queued" and one.head.needed_quotas]
-        times = [quotas.refilled_at(head.needed_quotas, self.now) for head in heads]
+        needs = [*(head.needed_quotas for head in heads), *self.turns.lacking.values()]
+        times = [quotas.refilled_at(amounts, self.now) for amounts in needs]
         asleep_s = self.cluster.queues.lanes.waits.next_refill_s(quotas, self.now)
         return min([asleep_s, *(at_s for at_s in times if at_s > self.now)])
 
@@ -234,6 +245,8 @@ class SchedulingRound:
             return
         expected_s = action.expected_s if action.work.duration_s is not None else cluster.durations.expect(action)
         charged_s = expected_s * max(1, action.pool_units)
+        if lane.shared:
+            charged_s = action.needed_quotas.get(lane.shared, 0.0)  # tenants share the quota, not the units
         since = lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)
         if request.need is not None:
             action.charged_s, action.charged_since = charged_s, since
@@ -256,6 +269,7 @@ class SchedulingRound:
         if action.work.quotas:
             hold = cluster.quotas.holds[action.hold_key]
             grant = grant._replace(hold=hold, rates=cluster.quotas.rates_of(hold.amounts))
+            self.turns.granted(hold.amounts)
         self.commands.append(grant)
 
     def _resume(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool) -> None:
@@ -296,7 +310,8 @@ def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
     lane = action.lane
     if lane is None or action.request.id in lane.behind:
         return
-    if action.work.quotas and cluster.quotas.why_never(action.work.quotas):
+    estimate_amounts(cluster, action)
+    if action.work.quotas and cluster.quotas.why_never(action.amounts):
         cluster.queues.set_stuck(lane, action)
         return
     pool = cluster.queues.pool(action.work.pool)

@@ -21,7 +21,7 @@ from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.environment_placements import Placement
 from shared.policy.dispatch.node_handler import NodeHandler
 from shared.policy.dispatch.parking import ParkingHandler
-from shared.policy.dispatch.quota_stimuli import HoldRestored, LevelRestored, QuotaSet
+from shared.policy.dispatch.quota_stimuli import AmountRestored, HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.scheduling_round import set_aside_stuck
 from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
@@ -86,6 +86,7 @@ class StimulusHandlers:
             QuotaSet: self._quota_set,
             HoldRestored: self._hold_restored,
             LevelRestored: self._level_restored,
+            AmountRestored: self._amount_restored,
             stimuli.TargetReceived: self._target_received,
             stimuli.PlannerChecked: self._planner_checked,
             stimuli.WeightsReceived: self._weights_received,
@@ -241,6 +242,9 @@ class StimulusHandlers:
 
     def _level_restored(self, _: float, known: LevelRestored) -> None:
         self.cluster.quotas.restore_level(known.quota, known.period_s, Level(known.used, known.at_s))
+
+    def _amount_restored(self, _: float, known: AmountRestored) -> None:
+        self.cluster.estimates.restore(known.key, known.estimate)
 
     # ---- planner and time --------------------------------------------------------------------------------------
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 Amounts = Mapping[str, float]
 """Quota -> amount that an action takes from it: the same amount from every limit of that quota."""
+LEARNED: Final = 0.0
+"""Amount of an action that leaves it to the mesh: the dispatcher estimates it from what earlier actions have used."""
+FIRST_ESTIMATE: Final = 1.0
+"""That estimate before anything was learned."""
 NO_QUOTAS: Final[Amounts] = {}
 """Amounts of an action that takes none. Do not change it. (A dict, because logs encode it.)"""
 
@@ -43,11 +47,15 @@ class QuotaLimits:
     concurrency: tuple[float, ...] = ()
     rates: tuple[Rate, ...] = ()
     """At most one for each period."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Tenant -> weight of its share while several wait; others have 1. Empty: the quota has no shares."""
 
     def __post_init__(self) -> None:
         numbers = [*self.concurrency, *(number for rate in self.rates for number in (rate.limit, rate.most))]
         if not all(number >= 0 and math.isfinite(number) for number in numbers):
             raise ValueError(f"limits must be finite and not negative: {self}")
+        if not all(0 < weight < math.inf for weight in self.weights.values()):
+            raise ValueError(f"weights must be positive: {self}")
         periods = [rate.period_s for rate in self.rates]
         if not all(period is None or (period > 0 and math.isfinite(period)) for period in periods):
             raise ValueError(f"periods must be positive: {self}")
@@ -80,6 +88,8 @@ class QuotaHold(NamedTuple):
     amounts: Amounts
     serial: int = 0
     """Serial of the grant, orders it against inventories; 0: granted by a former leader."""
+    tenant: str = ""
+    """Tenant of the action; not stored, so empty for a hold of a former leader."""
 
     @property
     def key(self) -> str:
@@ -93,11 +103,12 @@ def hold_key(action: str, stage: int, attempt: int) -> str:
 
 
 class Refund(NamedTuple):
-    """Amount that is given back to one rate, because the attempt has not begun."""
+    """Correction of one rate at the end of an attempt."""
 
     quota: str
     rate: Rate
     amount: float
+    """Amount that is given back because it was not used; negative: taken, because more was used."""
     at_s: float
 
 

@@ -60,3 +60,25 @@ def begins_class(pool: str) -> str:
 
 def _amounts(amounts: Mapping[str, float]) -> list[str]:
     return [f"{name}={count}" for name, count in sorted(amounts.items())]
+
+
+class TenantBacklog(NamedTuple):
+    """Waiting work of one tenant for one quota."""
+
+    actions: int
+    """Number of actions."""
+    amount: float
+    """Sum of their amounts."""
+
+
+class QuotaBacklog(NamedTuple):
+    """Waiting work for one quota, as the leader last published it."""
+
+    tenants: dict[str, TenantBacklog] = {}
+    """Those with the most waiting actions."""
+    actions: int = 0
+    """Number of waiting actions of all tenants."""
+    free_s: float | None = None
+    """Unix seconds at which the smallest waiting amount, or 1, can be taken; 0: now; None: never."""
+    held: float = 0.0
+    """Amount that granted actions hold."""

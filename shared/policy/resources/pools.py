@@ -66,6 +66,8 @@ class Lane:
     """Order of creation among the lanes of its pool; for a pool, among all pools."""
     feasible: str = ""
     """Head that some node is known to be able to take eventually."""
+    shared: str = ""
+    """Quota by whose weights, and by whose amounts, tenants take turns in this lane; empty: by unit-seconds."""
 
     @property
     def waiting(self) -> int:
@@ -108,16 +110,19 @@ class Pool(Lane):
     def __post_init__(self) -> None:
         self.resource, _, self.node_class = self.name.partition("@")
 
-    def lane(self, node: str | None, quotas: Iterable[str] = ()) -> Lane:
+    def lane(
+        self, node: str | None, quotas: Iterable[str] = (), shared: str = "", weights: Mapping[str, float] | None = None
+    ) -> Lane:
         """Return the lane of work bound to a node; None: of actions that begin an environment. `quotas`: of work that
-        takes these and may run on any node.
+        takes these and may run on any node; `shared`: that of them whose weights apply if the lane is new.
         """
         name = BEGINS if node is None else bound_lane(node)
         if quotas:
             name, node = " ".join(["quotas", *sorted(quotas)]), ""
         lane = self.lanes.get(name)
         if lane is None:
-            lane = self.lanes[name] = Lane(name, node or "", FairQueue(self.queue.weights))
+            queue = FairQueue(self.queue.weights if weights is None else dict(weights))
+            lane = self.lanes[name] = Lane(name, node or "", queue, shared=shared)
             self.lanes_made += 1
             lane.number = self.lanes_made
         return lane

@@ -5,7 +5,8 @@ keeps them) and rates (taken at the grant and refilled by time). All limits of a
   - no grant lets the amounts held exceed a concurrency limit. They exceed it after the limit was lowered, or if a node
     that counted as lost comes back with its attempts; then nothing is granted until enough attempts have ended;
   - in every window of w seconds a rate gives at most burst + limit * w / period, and one without a period gives at most
-    its limit, ever. An attempt that is known not to have begun does not count;
+    its limit, ever. An attempt counts with what it has taken, from its grant; if less was used, with that. If more was
+    used, the rest counts from the end of the attempt, and every window that ends with a grant keeps the law;
   - a hold is taken from all its quotas or from none, and settled once.
 
 Oracle: tests/shared/policy/resources/test_quotas.py. The store repeats each take and each settlement with the same
@@ -15,17 +16,17 @@ arithmetic (`send_grants`), so a new leader reads exactly this state.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
-from shared.policy.model.quotas import Amounts, Level, QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.model.quotas import NO_QUOTAS, Amounts, Level, QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.resources.predicted_ends import PredictedEnds
+from shared.policy.resources.quota_shares import QuotaShares
+from shared.policy.resources.settling import Settling, believable
 
 ROUNDING: Final = 1e-9
 """Relative excess of a limit that counts as rounding."""
-END_OF_KEYS: Final = "\U0010ffff"
-"""Comes after every `QuotaHold.key`."""
 
 
 @dataclass(slots=True)
@@ -45,8 +46,7 @@ class Quotas:
     """(Quota, period) -> deleted rate whose level is kept."""
     used: dict[str, float] = field(default_factory=dict)
     """Quota -> amounts of its holds together."""
-    holders: dict[str, list[tuple[float, str, float]]] = field(default_factory=dict)
-    """Quota -> (predicted end, `QuotaHold.key`, amount) of its holds, ascending."""
+    holders: PredictedEnds = field(default_factory=PredictedEnds)
     changed: dict[str, None] = field(default_factory=dict)
     """Quotas since the last scheduling round of which more may be free, or of which money was spent, in order."""
     changes: list[QuotaHold | Settled] = field(default_factory=list)
@@ -59,6 +59,8 @@ class Quotas:
     """Node of a former leader's hold -> time since which it has been absent."""
     ends: dict[str, float] = field(default_factory=dict)
     """`QuotaHold.key` -> predicted end of its attempt; the time of the grant for one of a former leader."""
+    settling: Settling = field(default_factory=Settling)
+    shares: QuotaShares = field(default_factory=QuotaShares)
 
     # ---- limits ------------------------------------------------------------------------------------------------
 
@@ -71,6 +73,7 @@ class Quotas:
             self.limits.pop(name, None)
         else:
             self.limits[name] = limits
+        self.shares.set(name, {} if limits is None else limits.weights)
         self.changed[name] = None
 
     def forget_full(self, now: float) -> None:
@@ -79,6 +82,7 @@ class Quotas:
             if not self.levels.get(key, Level()).at(now, rate):
                 del self.former[key]
                 self.levels.pop(key, None)
+                self.settling.histories.pop(key, None)
 
     def why_never(self, amounts: Amounts) -> str:
         """Return why these amounts can never be taken under the present limits; empty if they can, now or later."""
@@ -158,7 +162,7 @@ class Quotas:
         used = self.used.get(name, 0.0)
         if not _exceeds(used, most):
             return now
-        for end_s, _, amount in self.holders.get(name, ()):
+        for end_s, _, amount in self.holders.of(name):
             used -= amount
             if not _exceeds(used, most):
                 return max(now, end_s)
@@ -179,31 +183,20 @@ class Quotas:
                 if _exceeds(missing + head[name], rate.most):
                     return True
             if limits.concurrency and end_s > until_s:
-                held = self._held_after(name, until_s)
+                held = self.holders.held_after(name, self.used.get(name, 0.0), until_s)
                 if any(_exceeds(held + amount + head[name], most) for most in limits.concurrency):
                     return True
         return False
-
-    def _held_after(self, name: str, until_s: float) -> float:
-        """Return the amount of a quota that is predicted to be held after that time. O(the smaller side of it)."""
-        holders = self.holders.get(name, [])
-        at = bisect_right(holders, (until_s, END_OF_KEYS, 0.0))
-        if at > len(holders) // 2:
-            return sum(amount for _, _, amount in holders[at:])
-        return self.used.get(name, 0.0) - sum(amount for _, _, amount in holders[:at])
 
     # ---- changes of what is taken: all of them are here --------------------------------------------------------
 
     def take(self, hold: QuotaHold, end_s: float) -> None:
         """Take the amounts of an attempt when it is granted. `end_s`: predicted end of the attempt."""
         self.restore(hold, end_s)
-        for name, amount in hold.amounts.items():
-            for rate in self._rates(name):
-                level = self.levels.get((name, rate.period_s), Level())  # maybe of a clock that was ahead of this one
-                missing = level.at(hold.at_s, rate)
-                self.levels[name, rate.period_s] = Level(missing + amount, max(hold.at_s, level.at_s))
-                if not rate.per_s:
-                    self.changed[name] = None  # what is left may never be enough for others
+        self.settling.begin(hold.key)
+        for name, rate in self.rates_of(hold.amounts):
+            self._add(name, rate, hold.amounts[name], hold.at_s)
+        self.shares.take(hold)
 
     def restore(self, hold: QuotaHold, end_s: float) -> None:
         """Add a hold of a former leader, whose rates were restored with `restore_level`."""
@@ -212,18 +205,14 @@ class Quotas:
         self.by_node.setdefault(hold.node, {})[hold.key] = hold
         for name, amount in hold.amounts.items():
             self.used[name] = self.used.get(name, 0.0) + amount
-            insort(self.holders.setdefault(name, []), (end_s, hold.key, amount))
+            self.holders.add(name, (end_s, hold.key, amount))
 
     def expect_end(self, key: str, end_s: float) -> None:
         """Set the predicted end of a hold's attempt."""
         before, self.ends[key] = self.ends[key], end_s
         for name, amount in self.holds[key].amounts.items():
-            self._remove_holder(name, before, key)
-            insort(self.holders[name], (end_s, key, amount))
-
-    def _remove_holder(self, name: str, end_s: float, key: str) -> None:
-        holders = self.holders[name]
-        del holders[bisect_left(holders, (end_s, key))]
+            self.holders.remove(name, before, key)
+            self.holders.add(name, (end_s, key, amount))
 
     def adopt(self, hold: QuotaHold, end_s: float) -> None:
         """Restore the hold of a reported attempt that had counted as lost. Its rates were taken at the grant."""
@@ -235,54 +224,68 @@ class Quotas:
         self.levels[name, period_s] = level
         self.changed[name] = None
 
-    def settle(self, key: str, *, not_begun_s: float | None = None) -> None:
+    def settle(
+        self, key: str, *, not_begun_s: float | None = None, used: Amounts = NO_QUOTAS, now: float = 0.0
+    ) -> None:
         """End a hold: its concurrency is free. No effect if it is not known (settled before).
 
-        `not_begun_s`: the present time, if the attempt has certainly not begun. Then each rate gets back what it would
-        have now without the attempt. That is less if it has refilled meanwhile: another may have used the refill.
+        Each rate is corrected (`settling`) by the difference to what was really `used`, if that can be true. `now`:
+        present time. `not_begun_s`: the same, if the attempt has certainly not begun. O(`MOST_LOWS`) for each rate.
         """
-        hold = self._remove(key)
+        hold = self.holds.get(key)
         if hold is None:
             return
-        refunds: list[Refund] = []
         if not_begun_s is not None:
-            for name, amount in hold.amounts.items():
-                for rate in self._rates(name):
-                    back = amount - max(0.0, not_begun_s - hold.at_s) * rate.per_s
-                    if back > 0:
-                        self._refund(name, rate, back, not_begun_s)
-                        refunds.append(Refund(name, rate, back, not_begun_s))
-        self.changes.append(Settled(key, hold.action, tuple(refunds)))
+            used, now = dict.fromkeys(hold.amounts, 0.0), not_begun_s
+        corrections = self._correct(hold, believable(used, hold.amounts), now) if used else ()
+        self._remove(key)
+        self.changes.append(Settled(key, hold.action, corrections))
+
+    def _correct(self, hold: QuotaHold, used: Amounts, now: float) -> tuple[Refund, ...]:
+        """Give back to rates what an attempt has not used, and take what it has used beyond its amounts."""
+        self.shares.correct(hold, used)
+        refunds: list[Refund] = []
+        for name, rate in self.rates_of(used):
+            back = self.settling.correction(hold, name, rate, used[name], self.missing(name, rate, now), now)
+            if back:
+                self._add(name, rate, -back, now)
+                refunds.append(Refund(name, rate, back, now))
+        return tuple(refunds)
 
     def undo(self, key: str) -> None:
         """Undo a take whose grant was never sent. The store does not know it."""
         hold = self._remove(key)
         if hold is not None:
-            for name, amount in hold.amounts.items():
-                for rate in self._rates(name):
-                    self._refund(name, rate, amount, hold.at_s)
+            for name, rate in self.rates_of(hold.amounts):
+                self._add(name, rate, -hold.amounts[name], hold.at_s)
+            self.shares.correct(hold, dict.fromkeys(hold.amounts, 0.0))
 
-    def _refund(self, name: str, rate: Rate, amount: float, now: float) -> None:
-        level = self.levels.get((name, rate.period_s))
-        if level is not None:
-            now = max(now, level.at_s)
-            self.refunded = self.refunded or not rate.per_s
-            self.changed[name] = None
-            self.levels[name, rate.period_s] = Level(max(0.0, level.at(now, rate) - amount), now)
+    def _add(self, name: str, rate: Rate, amount: float, at_s: float) -> None:
+        """Add to the amount that is missing from a rate; a negative amount is given back."""
+        level = self.levels.get((name, rate.period_s), Level())
+        at_s = max(at_s, level.at_s)  # the level may be of a clock that was ahead of this one
+        missing = level.at(at_s, rate)
+        if amount > 0:
+            self.settling.increase(name, rate, missing)
+        self.levels[name, rate.period_s] = Level(max(0.0, missing + amount), at_s)
+        if amount < 0 or not rate.per_s:
+            self.changed[name] = None  # more is free, or what is left may never be enough for others
+            self.refunded = self.refunded or (amount < 0 and not rate.per_s)
 
     def _remove(self, key: str) -> QuotaHold | None:
         hold = self.holds.pop(key, None)
         if hold is not None:
             end_s = self.ends.pop(key)
+            self.settling.taken.pop(key, None)
+            self.shares.end(hold)
             del self.by_node[hold.node][key]
             if not self.by_node[hold.node]:
                 del self.by_node[hold.node]
             for name, amount in hold.amounts.items():
                 self.used[name] -= amount
                 self.changed[name] = None
-                self._remove_holder(name, end_s, key)
-                if not self.holders[name]:
-                    del self.used[name], self.holders[name]  # exactly nothing, without rounding errors
+                if not self.holders.remove(name, end_s, key):
+                    del self.used[name]  # exactly nothing, without rounding errors
         return hold
 
     def _rates(self, name: str) -> tuple[Rate, ...]:
@@ -309,20 +312,17 @@ class Quotas:
         changes, self.changes = self.changes, []
         return changes
 
-    # ---- invariants --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
-        assert self.ends.keys() == self.holds.keys(), "each hold has a predicted end"
+        assert self.ends.keys() == self.holds.keys() >= self.settling.taken.keys(), "each hold has a predicted end"
         assert {key: one for here in self.by_node.values() for key, one in here.items()} == self.holds, "holds by node"
         assert self.by_node.keys() == {hold.node for hold in self.holds.values()}, "nodes with holds"
         for name in {*self.used, *(name for hold in self.holds.values() for name in hold.amounts)}:
-            used = sum(hold.amounts.get(name, 0.0) for hold in self.holds.values())
+            holds = [(self.ends[key], key, one.amounts[name]) for key, one in self.holds.items() if name in one.amounts]
+            assert sorted(holds) == self.holders.of(name), f"holds of {name} by predicted end"
+            used = sum(amount for _, _, amount in holds)
             assert math.isclose(used, self.used.get(name, 0.0), abs_tol=1e-6), f"amounts held of {name}"
-            holds = [
-                (self.ends[key], key, hold.amounts[name]) for key, hold in self.holds.items() if name in hold.amounts
-            ]
-            assert sorted(holds) == self.holders.get(name, []), f"holds of {name} by predicted end"
+        self.settling.check()
 
 
 def _exceeds(amount: float, most: float) -> bool:

@@ -11,7 +11,7 @@ from services.cpu_manager.kinds import RESOURCES
 from shared.policy.dispatch.stimuli import AttemptsEnded, NodeJoined, RequestsSubmitted
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import EnvironmentNeed, Request, Work
-from shared.policy.model.quotas import QuotaLimits, Rate
+from shared.policy.model.quotas import LEARNED, QuotaLimits, Rate
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.resource import ResourceSpec, least_load
@@ -93,7 +93,7 @@ ENVIRONMENTS = tuple(EnvironmentNeed(f"t{size}", "runtime", {"memory": size}) fo
 """Trajectories' environments; the last one needs more memory than any node has."""
 
 QUOTAS = {
-    "search": QuotaLimits((2.0,), (Rate(3.0, 5.0),)),
+    "search": QuotaLimits((2.0,), (Rate(3.0, 5.0),), {"ada": 2.0}),
     "money": QuotaLimits((), (Rate(6.0), Rate(4.0, 10.0, 3.0))),
     "changing": QuotaLimits((1.0,)),
 }
@@ -107,6 +107,7 @@ AMOUNTS: tuple[Mapping[str, float], ...] = (
     {"money": 2.0},
     {"changing": 1.0},
     {"search": 2.0, "changing": 0.5},
+    {"search": 1.0, "changing": LEARNED},
     {"search": 9.0},  # more than it ever gives
 )
 """Quotas of the stages that are drawn."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from shared.policy.dispatch.quota_stimuli import HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.stimuli import Restored
 from shared.policy.model.formulation import Grant
 from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Settled
+
+GRANT, DEBIT = 0, 1
+"""Order of what happens at one time: a grant may precede a debit of the same moment."""
 
 
 @dataclass(slots=True)
@@ -22,7 +25,11 @@ class StoredQuotas:
     granted: dict[str, QuotaHold] = field(default_factory=dict)
     """Every hold of a written grant that may have begun."""
     unbegun: int = 0
-    """Number of attempts that had not begun and gave something back."""
+    """Number of attempts that gave something back: they had not begun, or had used less."""
+    given_back: dict[tuple[str, str, float | None], float] = field(default_factory=dict)
+    """(Key of a hold, quota, period) -> amount that it gave back."""
+    debits: dict[tuple[str, float | None], list[tuple[float, float]]] = field(default_factory=dict)
+    """(Quota, period) -> time and amount of what was used beyond the amounts of holds."""
     fixed: frozenset[str] = frozenset({"search", "money"})
     """Quotas whose limits do not change."""
 
@@ -53,9 +60,12 @@ class StoredQuotas:
             elif self.holds.pop(change.key, None) is not None:
                 for refund in change.refunds:
                     self._add(refund.quota, refund.rate, -refund.amount, refund.at_s)
-                if change.refunds:
-                    self.unbegun += 1
-                    del self.granted[change.key]
+                    period_s = refund.rate.period_s
+                    if refund.amount > 0:
+                        self.given_back[change.key, refund.quota, period_s] = refund.amount
+                    else:
+                        self.debits.setdefault((refund.quota, period_s), []).append((refund.at_s, -refund.amount))
+                self.unbegun += any(refund.amount > 0 for refund in change.refunds)
 
     def _add(self, name: str, rate: Rate, amount: float, at_s: float) -> None:
         used, since_s = self.levels.get((name, rate.period_s), (0.0, at_s))
@@ -67,12 +77,21 @@ class StoredQuotas:
         return max(0.0, used - (now - since_s) * rate.per_s)
 
     def check_windows(self) -> None:
-        """Assert that no window of the fixed quotas has more than its rates give."""
+        """Assert that no window of the fixed quotas that ends with a grant has more than its rates give."""
         for name in self.fixed:
-            taken = sorted((hold.at_s, hold.amounts[name]) for hold in self.granted.values() if name in hold.amounts)
             for rate in self.limits[name].rates:
-                for first, (begin_s, _) in enumerate(taken):
+                taken = sorted(self._taken(name, rate))
+                for first, (begin_s, _, _) in enumerate(taken):
                     total = 0.0
-                    for end_s, amount in taken[first:]:
+                    for end_s, order, amount in taken[first:]:
                         total += amount
-                        assert total <= rate.most + (end_s - begin_s) * rate.per_s + 1e-6, f"{name}: {rate}, {taken}"
+                        most = rate.most + (end_s - begin_s) * rate.per_s + 1e-6
+                        assert total <= most or order == DEBIT, f"{name}: {rate}, {taken}"
+
+    def _taken(self, name: str, rate: Rate) -> Iterator[tuple[float, int, float]]:
+        """Time, order at that time and amount of everything that was taken of a rate."""
+        for key, hold in self.granted.items():
+            if name in hold.amounts:
+                yield hold.at_s, GRANT, hold.amounts[name] - self.given_back.get((key, name, rate.period_s), 0.0)
+        for at_s, amount in self.debits.get((name, rate.period_s), ()):
+            yield at_s, DEBIT, amount

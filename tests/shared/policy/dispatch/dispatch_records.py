@@ -178,7 +178,7 @@ class Records:
             if (reason := reasons.get((action.request.id, action.stage))) is not None and reason.wait == "stuck"
         ]
         for action in stuck:
-            if cluster.quotas.why_never(action.work.quotas):
+            if cluster.quotas.why_never(action.amounts):
                 continue
             nodes = cluster.nodes.of(cluster.queues.pool(action.work.pool))
             assert not any(action.could_run_on(node) for node in nodes), f"not stuck: {action}"

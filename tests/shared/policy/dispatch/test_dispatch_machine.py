@@ -100,9 +100,12 @@ class MeshMachine(RuleBasedStateMachine):
             request = Request(name, "ada", "t", "", arrival, stages, deadline_s, need=draft["need"])
             simulation.submit(replace(request, trajectory_priority=priority))
 
-    @rule(concurrency=st.none() | st.sampled_from([0.5, 1.0, 3.0]))
-    def set_quota(self, concurrency: float | None) -> None:
-        limits = None if concurrency is None else QuotaLimits((concurrency,))
+    @rule(
+        concurrency=st.none() | st.sampled_from([0.5, 1.0, 3.0]),
+        weights=st.sampled_from([{}, {"ada": 3.0, "bob": 0.5}]),
+    )
+    def set_quota(self, concurrency: float | None, weights: dict[str, float]) -> None:
+        limits = None if concurrency is None else QuotaLimits((concurrency,), weights=weights)
         self.simulation.quotas.set("changing", limits)
         self.simulation.do(self.simulation.leader.handle(self.simulation.now, QuotaSet("changing", limits)))
 

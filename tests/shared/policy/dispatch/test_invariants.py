@@ -124,7 +124,7 @@ def test_units_with_which_an_action_continues_beyond_the_capacity_are_found(monk
 def test_an_exceeded_concurrency_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = leading("n")
     dispatcher.handle(0.0, QuotaSet("model", QuotaLimits((1.0,))))
-    monkeypatch.setattr(Quotas, "fits", lambda *_: True)
+    monkeypatch.setattr(Quotas, "lacking", lambda *_: None)
     with pytest.raises(InvariantError, match="is granted, and the quota 'model' exceeds its concurrency"):
         submit(dispatcher, request("a", TAKING, seq=1), request("b", TAKING, seq=2))
 

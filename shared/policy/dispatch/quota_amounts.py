@@ -1,0 +1,33 @@
+"""Amounts that actions reserve of quotas: declared, or learned from what earlier ones have used."""
+
+from __future__ import annotations
+
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.model.formulation import Request, Work
+from shared.policy.model.quotas import LEARNED, Amounts
+from shared.policy.resources.quota_estimates import EstimateKey
+from shared.policy.resources.settling import believable
+
+
+def estimate_amounts(cluster: ClusterState, action: ActionState) -> None:
+    """Set the amounts of an action that leaves some to the mesh to the present estimates. So what is granted follows
+    what is known then, also for work that was submitted before anything was learned.
+    """
+    if action.estimated:
+        action.amounts = {
+            name: cluster.estimates.expect(_key(action.request, action.work, name), cluster.quotas.limits.get(name))
+            if amount == LEARNED
+            else amount
+            for name, amount in action.work.quotas.items()
+        }
+
+
+def learn_amounts(cluster: ClusterState, action: ActionState, used: Amounts) -> None:
+    """Learn what an attempt of an action's present stage has really used."""
+    for name, amount in believable(used, action.work.quotas).items():
+        cluster.estimates.learn(_key(action.request, action.work, name), amount)
+
+
+def _key(request: Request, work: Work, quota: str) -> EstimateKey:
+    return request.tenant, request.task or work.kind, quota

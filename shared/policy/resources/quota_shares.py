@@ -1,0 +1,141 @@
+"""Shares of tenants in a quota with weights: start-time fair queueing over the amounts that they take.
+
+Each tenant of a quota has a virtual time: the amounts that it was granted, divided by its weight. While several tenants
+wait for the quota, the one with the lowest goes first, in whatever lanes and pools their work waits. A tenant that
+comes back starts at the virtual time of the newest grant at least, so idleness is not saved up, and its share returns
+with the next grants. Law: between two grants of a waiting tenant, every other one takes at most what its weight gives
+it for the amount of the first, and one more amount of its own (tests/shared/policy/dispatch/test_quota_weights.py). So
+nobody starves, whatever the weights.
+
+Source: P. Goyal, H. M. Vin, H. Cheng, Start-time Fair Queueing, SIGCOMM 1996. A restart of the leader resets the times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from shared.policy.model.quotas import Amounts, QuotaHold
+
+DEFAULT_WEIGHT: Final = 1.0
+"""Weight of a tenant that a quota's weights do not name."""
+MOST_IDLE: Final = 4096
+"""Most idle tenants of a quota whose virtual time is kept. Beyond it, all start level with the others."""
+
+
+@dataclass(slots=True)
+class Share:
+    """One tenant of one quota."""
+
+    time: float
+    """Virtual time: amount / weight."""
+    holds: int = 0
+    """Number of its attempts that hold the quota."""
+    waiting: str = ""
+    """An action of it that lacked the quota, or waited for others' turns, when it was last looked at."""
+
+    @property
+    def is_present(self) -> bool:
+        """It waits or holds. Otherwise it is idle."""
+        return bool(self.holds or self.waiting)
+
+
+@dataclass(slots=True)
+class Sharing:
+    """Tenants of one quota with weights."""
+
+    weights: Mapping[str, float]
+    """Tenant -> weight > 0. A change applies to later grants only."""
+    tenants: dict[str, Share] = field(default_factory=dict)
+    served: float = 0.0
+    """Virtual time of the tenant of the newest grant, before that grant."""
+
+    def join(self, tenant: str) -> Share:
+        """Return a tenant's share; one that was idle starts level with the tenant that was served last."""
+        share = self.tenants.get(tenant)
+        if share is None:
+            if len(self.tenants) >= MOST_IDLE:
+                self.tenants = {name: one for name, one in self.tenants.items() if one.is_present}
+            share = self.tenants[tenant] = Share(self.served)
+        elif not share.is_present:
+            share.time = max(share.time, self.served)
+        return share
+
+    def cost(self, tenant: str, amount: float) -> float:
+        """Virtual time of an amount."""
+        return amount / self.weights.get(tenant, DEFAULT_WEIGHT)
+
+
+@dataclass(slots=True)
+class QuotaShares:
+    """Shares by quota. Empty while no quota has weights: then nothing here costs anything."""
+
+    by_quota: dict[str, Sharing] = field(default_factory=dict)
+
+    def set(self, quota: str, weights: Mapping[str, float]) -> None:
+        """Set the weights of a quota; empty: it has none."""
+        if not weights:
+            self.by_quota.pop(quota, None)
+        elif quota in self.by_quota:
+            self.by_quota[quota].weights = weights
+        else:
+            self.by_quota[quota] = Sharing(weights)
+
+    def among(self, amounts: Amounts) -> list[str]:
+        """Return those of these quotas that have weights."""
+        return [name for name in amounts if name in self.by_quota] if self.by_quota else []
+
+    def take(self, hold: QuotaHold) -> None:
+        """Charge the tenant of a hold that is taken."""
+        for name in self.among(hold.amounts):
+            sharing = self.by_quota[name]
+            share = sharing.join(hold.tenant)
+            sharing.served = max(sharing.served, share.time)
+            share.time += sharing.cost(hold.tenant, hold.amounts[name])
+            share.holds += 1
+            if share.waiting == hold.action:
+                share.waiting = ""
+
+    def correct(self, hold: QuotaHold, used: Amounts) -> None:
+        """Charge the tenant of a hold for what was really used instead."""
+        for name in self.among(used):
+            share, sharing = self.by_quota[name].tenants.get(hold.tenant), self.by_quota[name]
+            if share is not None:
+                share.time += sharing.cost(hold.tenant, used[name] - hold.amounts[name])
+
+    def end(self, hold: QuotaHold) -> None:
+        """End a hold."""
+        for name in self.among(hold.amounts):
+            share = self.by_quota[name].tenants.get(hold.tenant)
+            if share is not None:
+                share.holds = max(0, share.holds - 1)  # one of before the weights were set is not counted
+
+    def wait(self, quota: str, tenant: str, action: str) -> None:
+        """Note that an action of a tenant waits for a quota with weights."""
+        self.by_quota[quota].join(tenant).waiting = action
+
+    def leave(self, quota: str, tenant: str, action: str) -> bool:
+        """Note that an action does not wait for a quota now. Returns whether others have waited for its turn."""
+        sharing = self.by_quota.get(quota)
+        share = sharing.tenants.get(tenant) if sharing is not None else None
+        if share is None or share.waiting != action:
+            return False
+        share.waiting = ""
+        return True
+
+    def ahead(self, quota: str, tenant: str) -> Iterator[tuple[str, str]]:
+        """Yield (tenant, action) of the tenants that wait for a quota and precede this one. O(tenants of the quota)."""
+        sharing = self.by_quota[quota]
+        time = sharing.join(tenant).time
+        for other, share in list(sharing.tenants.items()):
+            if share.waiting and share.time < time and other != tenant:
+                yield other, share.waiting
+
+    def reserved(self, amounts: Amounts, tenant: str, other: str) -> Amounts:
+        """Return the quotas that a waiting head of a tenant reserves from work of another one. In the others, weights
+        decide the order of the two.
+        """
+        if tenant == other or not self.by_quota:
+            return amounts
+        return {name: amount for name, amount in amounts.items() if name not in self.by_quota}

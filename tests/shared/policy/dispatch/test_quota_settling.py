@@ -1,0 +1,181 @@
+"""Attempts settle their quotas by what they have really used, and later ones reserve what was learned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.quota_stimuli import AmountRestored, QuotaSet
+from shared.policy.dispatch.stimuli import ActionCancelled, AttemptsEnded, NodeSeen, TickPassed
+from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, Work
+from shared.policy.model.quotas import LEARNED, QuotaLimits, Rate
+from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult, ExecutionStatus
+from shared.policy.resources.quota_estimates import Estimate
+from tests.shared.policy.dispatch.leading import leading, meet, submit
+from tests.shared.policy.strategies import request, submitted, work
+
+TOKENS = QuotaLimits((), (Rate(100.0, 10.0),))
+
+
+def judging(amount: float) -> Work:
+    return replace(work(), quotas={"tokens": amount})
+
+
+def end(
+    dispatcher: Dispatcher, grant: Grant, used: dict[str, float], now: float, status: ExecutionStatus = "ok"
+) -> list[Command]:
+    result = AttemptResult(status, True if status == "ok" else None, reason="so be it", quotas_used=used)
+    one = Ended(grant.action, grant.node, grant.attempt, grant.stage, result, execution_s=1.0)
+    commands = dispatcher.handle(now, AttemptsEnded((one,)))
+    dispatcher.check()
+    return commands
+
+
+def with_tokens(limits: QuotaLimits = TOKENS) -> Dispatcher:
+    dispatcher = leading("n", cores=8)
+    dispatcher.handle(0.0, QuotaSet("tokens", limits))
+    return dispatcher
+
+
+def asking(name: str, amount: float, seq: int) -> Request:
+    return request(name, judging(amount), seq=seq)
+
+
+def grants(commands: list[Command]) -> list[str]:
+    return [one.action for one in commands if isinstance(one, Grant)]
+
+
+def test_a_refund_lets_the_next_action_start_at_once() -> None:
+    dispatcher = with_tokens()
+    (first,) = submit(dispatcher, asking("first", 80.0, 1), asking("second", 50.0, 2))
+    commands = end(dispatcher, first, {"tokens": 20.0}, 1.0)
+    assert grants(commands) == ["second"]
+    (answer,) = [one for one in commands if isinstance(one, AnswerAction)]
+    assert [(refund.quota, refund.amount) for refund in answer.settled[0].refunds] == [("tokens", 60.0)]
+
+
+def test_after_a_debit_nothing_is_granted_until_it_has_refilled() -> None:
+    dispatcher = with_tokens()
+    (first,) = submit(dispatcher, asking("first", 80.0, 1))
+    end(dispatcher, first, {"tokens": 180.0}, 1.0)
+    assert not grants(dispatcher.handle(1.0, submitted(asking("second", 10.0, 2))))
+    assert dispatcher.next_wake_s == pytest.approx(9.0), "170 are missing at 1 s, 90 may be"
+    assert grants(dispatcher.handle(dispatcher.next_wake_s, TickPassed())) == ["second"]
+
+
+@pytest.mark.parametrize("used", [math.nan, math.inf, -math.inf, -1.0, 1.1e9])
+def test_amounts_that_cannot_be_true_are_ignored(used: float) -> None:
+    dispatcher = with_tokens()
+    (first,) = submit(dispatcher, asking("first", 80.0, 1))
+    commands = end(dispatcher, first, {"tokens": used, "others": 5.0}, 0.0)
+    (answer,) = [one for one in commands if isinstance(one, AnswerAction)]
+    assert answer.settled[0].refunds == ()
+    assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], 0.0) == 80.0
+
+
+def test_a_retry_pays_again_and_each_attempt_is_settled_by_its_own_use() -> None:
+    dispatcher = with_tokens()
+    submit(dispatcher, asking("first", 30.0, 1))
+    result = AttemptResult("postponed", reason="503", retry_in_s=1.0, quotas_used={"tokens": 10.0})
+    dispatcher.handle(0.0, AttemptsEnded((Ended("first", "n", 1, 0, result),)))
+    assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], 0.0) == 10.0
+    (again,) = [one for one in dispatcher.handle(2.0, TickPassed()) if isinstance(one, Grant)]
+    assert (again.attempt, again.hold is not None and again.hold.amounts) == (2, {"tokens": 30.0})
+    end(dispatcher, again, {"tokens": 30.0}, 2.0)
+    assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], 2.0) == 30.0
+
+
+def test_a_cancelled_attempt_is_settled_by_what_it_has_used() -> None:
+    dispatcher = with_tokens()
+    (first,) = submit(dispatcher, asking("first", 80.0, 1))
+    dispatcher.handle(0.0, ActionCancelled("first", "not wanted"))
+    end(dispatcher, first, {"tokens": 15.0}, 0.0, "cancelled")
+    assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], 0.0) == 15.0
+
+
+def test_concurrency_is_not_corrected() -> None:
+    dispatcher = with_tokens(QuotaLimits((10.0,)))
+    first, second = submit(dispatcher, asking("first", 4.0, 1), asking("second", 4.0, 2))
+    end(dispatcher, first, {"tokens": 100.0}, 1.0)
+    assert dispatcher.cluster.quotas.used == {"tokens": 4.0}
+    end(dispatcher, second, {"tokens": 0.0}, 1.0)
+    assert not dispatcher.cluster.quotas.used
+
+
+# ---- learned amounts -------------------------------------------------------------------------------------------------
+
+
+def reserved(grant: Grant) -> float:
+    assert grant.hold is not None
+    return grant.hold.amounts["tokens"]
+
+
+def test_waiting_work_reserves_what_was_learned_meanwhile() -> None:
+    dispatcher = leading("n", cores=1)
+    dispatcher.handle(0.0, QuotaSet("tokens", QuotaLimits((), (Rate(10_000.0, 10.0),))))
+    (first,) = submit(dispatcher, asking("first", LEARNED, 1), asking("second", LEARNED, 2))
+    assert reserved(first) == 1.0, "nothing is known yet"
+    (second,) = [one for one in end(dispatcher, first, {"tokens": 700.0}, 1.0) if isinstance(one, Grant)]
+    assert reserved(second) == 700.0
+
+
+def test_an_estimate_is_never_more_than_a_limit_that_was_lowered_meanwhile() -> None:
+    dispatcher = with_tokens()
+    dispatcher.handle(0.0, AmountRestored(("ada", "t", "tokens"), Estimate.of((700.0,))))
+    (first,) = submit(dispatcher, asking("first", LEARNED, 1), asking("second", LEARNED, 2))
+    assert reserved(first) == 100.0
+    dispatcher.handle(1.0, QuotaSet("tokens", QuotaLimits((), (Rate(20.0, 10.0),))))
+    dispatcher.check()
+    assert not dispatcher.waiting_reasons().actions, "it is not stuck"
+    granted = [one for one in dispatcher.handle(100.0, NodeSeen("n", "1"), TickPassed()) if isinstance(one, Grant)]
+    assert [reserved(one) for one in granted] == [20.0]
+    assert not submit(dispatcher, asking("explicit", 21.0, 3))
+    assert [reason.wait for reason in dispatcher.waiting_reasons().actions.values()] == ["stuck"]
+
+
+def test_estimates_are_of_one_tenant_and_task() -> None:
+    dispatcher = with_tokens()
+    dispatcher.handle(0.0, AmountRestored(("ada", "t", "tokens"), Estimate.of((30.0,))))
+    granted = submit(
+        dispatcher,
+        asking("mine", LEARNED, 1),
+        request("other task", judging(LEARNED), seq=2, task="u"),
+        request("other tenant", judging(LEARNED), seq=3, tenant="bob"),
+        request("without a task", judging(LEARNED), seq=4, task=""),
+    )
+    assert [reserved(one) for one in granted] == [30.0, 1.0, 1.0, 1.0]
+    end(dispatcher, granted[3], {"tokens": 8.0}, 1.0)
+    assert dispatcher.learned_amounts(0)[1] == {
+        ("ada", "t", "tokens"): Estimate.of((30.0,)),
+        ("ada", "run", "tokens"): Estimate.of((8.0,)),
+    }
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_work_is_counted_by_tenant_until_it_is_granted() -> None:
+    dispatcher = with_tokens()
+    meet(dispatcher, "m")
+    (first,) = submit(
+        dispatcher,
+        asking("first", 90.0, 1),
+        asking("second", 30.0, 2),
+        request("third", judging(25.0), seq=3, tenant="bob"),
+        request("fourth", judging(200.0), seq=4, tenant="bob"),
+    )
+    found = dispatcher.survey(0.0).quotas["tokens"]
+    assert {tenant: tuple(one) for tenant, one in found.tenants.items()} == {"ada": (1, 30.0), "bob": (2, 225.0)}
+    assert (found.actions, found.held) == (3, 90.0)
+    assert found.free_s == pytest.approx(1.5)
+    end(dispatcher, first, {"tokens": 0.0}, 0.0)
+    found = dispatcher.survey(0.0).quotas["tokens"]
+    assert {tenant: tuple(one) for tenant, one in found.tenants.items()} == {"bob": (1, 200.0)}
+    assert (found.free_s, found.held) == (None, 55.0), "it can never be taken"
+    dispatcher.handle(0.0, ActionCancelled("fourth", "not wanted"))
+    dispatcher.check()
+    assert dispatcher.survey(0.0).quotas["tokens"].actions == 0

@@ -34,6 +34,12 @@ RESUMED = Counter("treadle_proxy_resumptions", "Parked actions that this replica
 PARKED_NOW = Gauge("treadle_proxy_parked_actions", "Actions that are parked, or wait for units to continue.")
 QUEUED = Gauge("treadle_proxy_queued_actions", "Actions that wait in a pool, as the leader counts them.", ["pool"])
 STUCK = Gauge("treadle_proxy_stuck_actions", "Those of them that no present node could ever take.", ["pool"])
+QUOTA_WAITING = Gauge(
+    "treadle_proxy_quota_waiting_actions",
+    "Actions that wait and take from a quota, as the leader counts them.",
+    ["quota"],
+)
+QUOTA_HELD = Gauge("treadle_proxy_quota_held", "Amount of a quota that granted actions hold.", ["quota"])
 NODES = Gauge("treadle_proxy_nodes", "Nodes that the leader has met: ready, silent, gone.", ["state"])
 STORE_UP = Gauge("treadle_proxy_store_up", "1 while the store answers this replica.", ["store"])
 LEADER_UP = Gauge("treadle_proxy_leader_up", "1 while a proxy holds the dispatching lease.")

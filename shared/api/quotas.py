@@ -14,6 +14,10 @@ MOST_RATES: Final = 8
 MOST_LIMIT: Final = 1e12
 MOST_PERIOD_S: Final = 366 * 86_400.0
 
+MOST_WEIGHTS: Final = 1_000
+"""Most tenants with a weight in one quota."""
+
+Weight = Annotated[float, Field(gt=0, le=1e6)]
 Limit = Annotated[float, Field(ge=0, le=MOST_LIMIT)]
 
 
@@ -38,6 +42,9 @@ class Quota(Model):
     """Most that granted actions hold together, from the grant to the end of the attempt."""
     rates: Annotated[list[QuotaRate], Field(max_length=MOST_RATES)] = []
     """Limits over time, one for each period."""
+    weights: Annotated[dict[Name, Weight], Field(max_length=MOST_WEIGHTS)] = {}
+    """Tenant -> weight. While several tenants wait for the quota, they are granted amounts of it in proportion to their
+    weights; a tenant that is not named has 1. Empty: the weights of tenants decide (`PUT /v1/tenants/{tenant}`)."""
 
     @property
     def limits(self) -> QuotaLimits:
@@ -45,6 +52,7 @@ class Quota(Model):
         return QuotaLimits(
             () if self.concurrency is None else (self.concurrency,),
             tuple(Rate(rate.limit, rate.period_s, rate.burst, rate.unit) for rate in self.rates),
+            dict(self.weights),
         )
 
     @model_validator(mode="after")
@@ -68,6 +76,15 @@ class QuotaRateView(QuotaRate):
     """Unix seconds at which nothing will be missing if nothing more is taken; null: never."""
 
 
+class QuotaWaiting(Model):
+    """Work of one tenant that waits and takes from a quota."""
+
+    actions: int
+    """Number of actions."""
+    amount: float
+    """Sum of the amounts that they need."""
+
+
 class QuotaView(Model):
     """A quota, and what granted actions have taken of it."""
 
@@ -78,6 +95,15 @@ class QuotaView(Model):
     actions: int
     """Number of these actions."""
     rates: list[QuotaRateView]
+    weights: dict[str, float]
+    """Tenant -> weight."""
+    waiting: dict[str, QuotaWaiting]
+    """Tenant -> its waiting work, at most a second old; the 64 tenants with the most."""
+    waiting_actions: int
+    """Number of waiting actions of all tenants."""
+    next_free_at: float | None
+    """Unix seconds at which the smallest waiting amount, or 1, can be taken; null: never with the present limits. It is
+    exact for rates. For concurrency it is when attempts are expected to end."""
 
 
 class QuotaList(Model):

@@ -9,7 +9,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from shared.kinds.formulation import MOST_AMOUNT, MOST_DURATION_S, MOST_QUOTAS, MOST_UNITS
+from shared.kinds.formulation import MOST_AMOUNT, MOST_DURATION_S, MOST_QUOTAS, MOST_UNITS, Learned
 from shared.kinds.plain import check_plain
 from shared.kinds.registry import all_kinds
 from shared.kinds.spec import KindSpec
@@ -129,10 +129,11 @@ class StageTemplate(Model):
     duration_s: Annotated[float, Field(gt=0, le=MOST_DURATION_S)] | None = None
     """T, seconds on one unit. Default: learned from earlier actions of this stage."""
     quotas: Annotated[
-        dict[Name, Annotated[float, Field(gt=0, le=MOST_AMOUNT)]],
-        Field(max_length=MOST_QUOTAS, examples=[{"search": 1}, {"judge": 1, "judge-tokens": 800}]),
+        dict[Name, Annotated[float, Field(gt=0, le=MOST_AMOUNT)] | Learned],
+        Field(max_length=MOST_QUOTAS, examples=[{"search": 1}, {"judge": 1, "judge-tokens": "learned"}]),
     ] = {}
-    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all."""
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all. "learned": what
+    earlier actions of this task have used, as far as known."""
     node_class: Name = "default"
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """Execution limit. Queueing does not count."""

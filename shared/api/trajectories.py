@@ -63,7 +63,8 @@ class TrajectoryAction(Closed, frozen=True, kw_only=True):
     duration_s: Duration | None = None
     """T, seconds on one unit. Default: learned from earlier actions of this kind."""
     quotas: QuotaAmounts = {}
-    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all."""
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all. "learned": what
+    earlier actions of the same tenant and kind have used, as far as known."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
     """Execution limit. Queueing and the creation of the environment do not count. At the limit the action is ended, and
     the environment continues."""

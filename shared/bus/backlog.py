@@ -14,7 +14,7 @@ from shared.bus.keys import Role
 from shared.messages import batch_snapshot
 from shared.messages.batch_snapshot import OpenBatchesSnapshot
 from shared.policy.dispatch.backlog import Backlog, PoolBacklog
-from shared.policy.model.waiting import WaitingReason, WaitingReasons
+from shared.policy.model.waiting import QuotaBacklog, WaitingReason, WaitingReasons
 from shared.runtime.units import Epoch
 
 T = TypeVar("T")
@@ -22,6 +22,7 @@ T = TypeVar("T")
 _packed = msgspec.msgpack.Encoder().encode
 _pools = msgspec.msgpack.Decoder(list[PoolBacklog])
 _stuck = msgspec.msgpack.Decoder(dict[str, int])
+_quotas = msgspec.msgpack.Decoder(dict[str, QuotaBacklog])
 _reason = msgspec.msgpack.Decoder(WaitingReason)
 _classes = msgspec.msgpack.Decoder(dict[str, WaitingReason])
 _CLASSES = "classes"
@@ -37,10 +38,10 @@ async def publish_backlog(
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
     """
-    args: list[Any] = [epoch, _packed(backlog.pools), _packed(backlog.stuck)]
+    args: list[Any] = [epoch, _packed(backlog.pools), _packed(backlog.stuck), _packed(backlog.quotas)]
     if batches is not None:
         args.append(batch_snapshot.encode(batches))
-    await call(redis, "publish_backlog_v2", (keys.epoch(Role.DISPATCHER), keys.BACKLOG), *args)
+    await call(redis, "publish_backlog_v3", (keys.epoch(Role.DISPATCHER), keys.BACKLOG), *args)
 
 
 async def publish_reasons(redis: Redis, epoch: Epoch, reasons: WaitingReasons) -> None:
@@ -76,6 +77,11 @@ async def read_pools(redis: Redis) -> list[PoolBacklog]:
 async def read_stuck(redis: Redis) -> dict[str, int]:
     """Return {batch: actions that no present node can execute}, as last published."""
     return await _read(redis, "stuck", _stuck) or {}
+
+
+async def read_quota_backlogs(redis: Redis) -> dict[str, QuotaBacklog]:
+    """Return what waits for quotas that are held or waited for, as last published."""
+    return await _read(redis, "quotas", _quotas) or {}
 
 
 async def _read(redis: Redis, field: str, decoder: msgspec.msgpack.Decoder[T]) -> T | None:

@@ -233,10 +233,13 @@ QUOTA_LEVELS: Final = "quotas:levels"
 """Hash: `<period or empty> <quota>` -> amount that is missing from that rate's full bucket, at what time
 (Unix seconds), and its refill per second, with spaces between. After its quota was deleted, until it has refilled;
 without refill 7 days."""
+QUOTA_ESTIMATES: Final = "quotas:estimates"
+"""Hash: JSON of [tenant, task or kind, quota] -> JSON of the last amounts that were used, 32 at most; 1,024 fields."""
 QUOTA_CHANGES: Final = quotas.QUOTA_CHANGES.name
 """Stream: changed limits; bounded."""
 BACKLOG: Final = "backlog"
-"""Hash: what waits, as last published by the leader: pools, stuck: actions of batches, batches: open ones."""
+"""Hash: what waits, as last published by the leader: pools, stuck: actions of batches, quotas, batches: open
+ones."""
 REASONS: Final = "backlog:reasons"
 """Hash: why actions wait for more than their turn, as last published by the leader. `action:stage` -> reason, and
 `classes`: class of work -> reason, while not all such actions have a field."""

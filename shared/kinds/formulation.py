@@ -6,16 +6,18 @@ Stages of tasks, plain actions and actions of trajectories have the same forms:
     elasticity  {"1": 1.0, "4": 0.8} (a table of E(m)), {"model": "amdahl", "serial": 0.05},
                 {"model": "power", "exponent": 0.9}
     duration_s  seconds on one unit
+    quotas      quota -> amount, or "learned"
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity, by_table
+from shared.policy.model.quotas import LEARNED
 from shared.runtime.patterns import NAME, whole
 from shared.runtime.validation import explain
 
@@ -45,11 +47,13 @@ Scaling = Annotated[
 ]
 """Elasticity, in bodies of hot routes."""
 Duration = Annotated[float, msgspec.Meta(gt=0, le=MOST_DURATION_S)]
+Learned = Literal["learned"]
+"""The mesh reserves what earlier actions of this task (or kind) and tenant have used."""
 QuotaAmounts = Annotated[
-    Mapping[Name, Annotated[float, msgspec.Meta(gt=0, le=MOST_AMOUNT)]],
-    msgspec.Meta(max_length=MOST_QUOTAS, examples=[{"search": 1}, {"judge": 1, "judge-tokens": 800}]),
+    Mapping[Name, float | Learned],
+    msgspec.Meta(max_length=MOST_QUOTAS, examples=[{"search": 1}, {"judge": 1, "judge-tokens": "learned"}]),
 ]
-"""Quota -> amount, in bodies of hot routes."""
+"""Quota -> amount, in bodies of hot routes. `amounts_of` checks the bounds."""
 
 
 class Choice(Protocol):
@@ -110,6 +114,18 @@ def formulated(units: Mapping[str, Amount], scaling: Mapping[Any, Any], pool: st
     if elasticity is not None and fewest < 1 <= most:
         raise ValueError(f"units.{key}: what scales needs one at least, and may have up to {most}; write [1, {most}]")
     return Formulation(cost, amounts, elasticity)
+
+
+def amounts_of(quotas: Mapping[str, float | str]) -> dict[str, float]:
+    """Return quota -> amount as `StageWork` stores it; `LEARNED` for one that is left to the mesh.
+
+    Raises:
+        ValueError: an amount is not positive, or too large.
+    """
+    for name, amount in quotas.items():
+        if not isinstance(amount, str) and not 0 < amount <= MOST_AMOUNT:
+            raise ValueError(f'quotas.{name}: {amount} is not above 0 and at most {MOST_AMOUNT:g}; or write "learned"')
+    return {name: LEARNED if isinstance(amount, str) else amount for name, amount in quotas.items()}
 
 
 def _bounds(resource: str, fewest: int, most: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from shared.kinds.formulation import Amount, Formulation, formulated
+from shared.kinds.formulation import Amount, Formulation, Learned, amounts_of, formulated
 from shared.kinds.plain import check_plain
 from shared.kinds.spec import KindSpec, Params
 from shared.messages.actions import StageWork
@@ -126,7 +126,7 @@ class SingleAction(Protocol):
     @property
     def duration_s(self) -> float | None: ...
     @property
-    def quotas(self) -> Mapping[str, float]: ...
+    def quotas(self) -> Mapping[str, float | Learned]: ...
     @property
     def timeout_s(self) -> float: ...
 
@@ -146,8 +146,7 @@ def single_stage(spec: KindSpec, request: SingleAction, node_class: str) -> Stag
     try:
         form = StageForm.of(spec, request.units, request.elasticity, node_class)
         form.check_units(params)
+        quotas = amounts_of(request.quotas) if request.quotas else NO_QUOTAS
     except ValueError as error:
         raise BadRequest(what=str(error)) from error
-    return form.stage(
-        bytes(request.params), timeout_s=request.timeout_s, duration_s=request.duration_s, quotas=request.quotas
-    )
+    return form.stage(bytes(request.params), timeout_s=request.timeout_s, duration_s=request.duration_s, quotas=quotas)

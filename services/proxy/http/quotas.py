@@ -5,15 +5,19 @@ There are no keys yet, so any caller may set them.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Response
 
 from services.proxy.state import CurrentState
-from shared.api.quotas import Quota, QuotaList, QuotaRateView, QuotaView
+from shared.api.quotas import Quota, QuotaList, QuotaRateView, QuotaView, QuotaWaiting
 from shared.bus import quotas
+from shared.bus.backlog import read_quota_backlogs
 from shared.bus.quotas import QuotaStatus
 from shared.policy.model.quotas import Rate
+from shared.policy.model.waiting import QuotaBacklog
+from shared.policy.resources.quotas import Quotas
 from shared.runtime.app import problem_responses
 from shared.runtime.errors import BadRequest, NotFound
 from shared.runtime.patterns import NAME
@@ -30,8 +34,8 @@ QuotaName = Annotated[str, Path(pattern=NAME, description="Name of the quota, as
 @router.get("", summary="All quotas", responses=problem_responses(503))
 async def list_quotas(proxy: CurrentState) -> QuotaList:
     now = proxy.clock.unix()
-    found = await quotas.read_statuses(proxy.redis)
-    return QuotaList(quotas=[_view(name, found[name], now) for name in sorted(found)])
+    found, waiting = await quotas.read_statuses(proxy.redis), await read_quota_backlogs(proxy.redis)
+    return QuotaList(quotas=[_view(name, found[name], waiting.get(name), now) for name in sorted(found)])
 
 
 @router.put(
@@ -58,7 +62,7 @@ async def get_quota(quota: QuotaName, proxy: CurrentState) -> QuotaView:
     status = (await quotas.read_statuses(proxy.redis, quota)).get(quota)
     if status is None:
         raise NotFound("quota", quota, "create it with PUT /v1/quotas/NAME")
-    return _view(quota, status, now)
+    return _view(quota, status, (await read_quota_backlogs(proxy.redis)).get(quota), now)
 
 
 @router.delete("/{quota}", status_code=204, summary="Delete a quota", responses=problem_responses(422, 503))
@@ -68,15 +72,33 @@ async def delete_quota(quota: QuotaName, proxy: CurrentState) -> Response:
     return Response(status_code=204)
 
 
-def _view(name: str, status: QuotaStatus, now: Seconds) -> QuotaView:
+def _view(name: str, status: QuotaStatus, backlog: QuotaBacklog | None, now: Seconds) -> QuotaView:
     limits = status.limits
+    waiting = backlog.tenants if backlog is not None else {}
     return QuotaView(
         name=name,
         concurrency=min(limits.concurrency, default=None),
         held=status.held,
         actions=status.actions,
         rates=[_rate(rate, status, now) for rate in limits.rates],
+        weights=dict(limits.weights),
+        waiting={tenant: QuotaWaiting(actions=one.actions, amount=one.amount) for tenant, one in waiting.items()},
+        waiting_actions=backlog.actions if backlog is not None else 0,
+        next_free_at=_next_free_at(status, now) if backlog is None else _not_before(backlog.free_s, now),
     )
+
+
+def _next_free_at(status: QuotaStatus, now: Seconds) -> Seconds | None:
+    """Unix seconds at which 1 can be taken of a quota for which nothing waits; None: never."""
+    ledger = Quotas({"": status.limits})
+    for period_s, level in status.levels.items():
+        ledger.restore_level("", period_s, level)
+    at_s = ledger.free_at({"": 1.0}, now)
+    return None if at_s == math.inf else at_s
+
+
+def _not_before(free_s: Seconds | None, now: Seconds) -> Seconds | None:
+    return None if free_s is None else max(free_s, now)
 
 
 def _rate(rate: Rate, status: QuotaStatus, now: Seconds) -> QuotaRateView:

@@ -7,7 +7,7 @@ import time
 
 from redis.asyncio import Redis
 
-from services.proxy.metrics import QUEUED, STUCK
+from services.proxy.metrics import QUEUED, QUOTA_HELD, QUOTA_WAITING, STUCK
 from shared.bus import backlog as bus_backlog
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Deposed
@@ -38,7 +38,7 @@ async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, cl
     while True:
         await asyncio.sleep(pause_s)
         before = time.monotonic()
-        backlog, batches, reasons = dispatcher.survey(), _seen(dispatcher), dispatcher.waiting_reasons()
+        backlog, batches, reasons = dispatcher.survey(clock.unix()), _seen(dispatcher), dispatcher.waiting_reasons()
         changed = published is None or batches != published[1]
         pause_s = max(PUBLISH_EVERY_S, PAUSE_FACTOR * (time.monotonic() - before))
         try:
@@ -65,6 +65,11 @@ def _publish(backlog: Backlog) -> None:
         gauge.clear()
         for name, count in counts.items():
             gauge.labels(name).set(count)
+    QUOTA_WAITING.clear()
+    QUOTA_HELD.clear()
+    for name, one in backlog.quotas.items():
+        QUOTA_WAITING.labels(name).set(one.actions)
+        QUOTA_HELD.labels(name).set(one.held)
 
 
 def _seen(dispatcher: Dispatcher) -> dict[str, UnansweredRequests]:

@@ -11,12 +11,13 @@ from services.proxy.leader.backlog import publish_backlog
 from services.proxy.leader.dispatching import DispatchFailed, Suspects
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.leader import Leader
+from services.proxy.leader.learned_amounts import store_learned_amounts
 from services.proxy.leader.recent_calls import RecentCalls
 from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.replicas import CHECK_S, AbsentReplicas
 from services.proxy.leader.takeover import take_over
 from services.proxy.leader.tenant_weights import TenantWeights
-from services.proxy.metrics import EPOCH, NODES, PARKED_NOW, QUEUED, STUCK, UNANSWERED
+from services.proxy.metrics import EPOCH, NODES, PARKED_NOW, QUEUED, QUOTA_HELD, QUOTA_WAITING, STUCK, UNANSWERED
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
 from shared.bus import batches, quotas, streams, trajectories
@@ -135,6 +136,7 @@ class Leadership:
                 asyncio.create_task(self._maintain(interpreter, leader, tail, weights), name="maintenance"),
                 asyncio.create_task(self._cancel_held(interpreter, leader), name="held calls"),
                 asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher, clock), name="backlog"),
+                asyncio.create_task(store_learned_amounts(self._redis, epoch, dispatcher), name="learned amounts"),
             ]
             leading = asyncio.create_task(leader.run(tail), name="leader")
             done, _ = await asyncio.wait({leading, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -147,7 +149,7 @@ class Leadership:
             EPOCH.set(0)
             UNANSWERED.set(0)
             PARKED_NOW.set(0)
-            for gauge in (NODES, QUEUED, STUCK):
+            for gauge in (NODES, QUEUED, STUCK, QUOTA_WAITING, QUOTA_HELD):
                 gauge.clear()  # the next leader's values count
             interpreter.deposed = True
             for task in tasks:

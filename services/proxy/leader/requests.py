@@ -214,7 +214,7 @@ def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Grante
         environment=submitted.environment if grant.begins else None,
         error_score=stage.error_score,
         exception_score=stage.exception_score,
-        quotas=dict(stage.quotas),
+        quotas=dict(grant.hold.amounts) if grant.hold is not None else {},
     )
 
 

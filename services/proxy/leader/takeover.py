@@ -14,6 +14,7 @@ from shared.api.requests import StageReport
 from shared.bus.actions import read_continuations
 from shared.bus.batches import first_arrival
 from shared.bus.nodes import read_hellos
+from shared.bus.quota_estimates import read_estimates
 from shared.bus.quotas import read_quotas
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import read_placements, read_priorities, read_statuses
@@ -24,7 +25,7 @@ from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES
 from shared.messages.quotas import QUOTA_CHANGES
 from shared.messages.targets import COMPLETIONS, TARGETS
-from shared.policy.dispatch.quota_stimuli import HoldRestored, LevelRestored, QuotaSet
+from shared.policy.dispatch.quota_stimuli import AmountRestored, HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.stimuli import (
     ActionRestored,
     FirstArrivalRestored,
@@ -106,6 +107,8 @@ async def _restore_quotas(redis: Redis, leader: Leader) -> None:
         leader.restore(LevelRestored(*level[:4]))
     for hold in stored.holds:
         leader.restore(HoldRestored(hold))
+    for key, estimate in (await read_estimates(redis)).items():
+        leader.restore(AmountRestored(key, estimate))
 
 
 async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:

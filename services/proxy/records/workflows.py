@@ -10,6 +10,7 @@ import msgspec
 
 from shared.api.requests import ActionRequest
 from shared.api.tasks import StageTemplate, Task
+from shared.kinds.formulation import amounts_of
 from shared.kinds.registry import UnknownKind, all_kinds
 from shared.kinds.staging import StageForm, check_free_form, single_stage
 from shared.messages.actions import StageWork
@@ -76,7 +77,7 @@ class PreparedStage:
             duration_s=self.template.duration_s,
             error_score=self.template.error_score or 0.0,
             exception_score=self.template.exception_score,
-            quotas=self.template.quotas,
+            quotas=amounts_of(self.template.quotas),
         )
 
 

@@ -1,11 +1,12 @@
 -- What belongs to the whole mesh: its backlog, bounded streams, its identity and the key of its ids.
 
--- publish_backlog(epoch:<role>, backlog; epoch, pools, stuck, [batches]): publish what waits in pools and how much of
---   each batch is stuck; for the planner also where the requests of open batches are (unchanged without `batches`)
+-- publish_backlog(epoch:<role>, backlog; epoch, pools, stuck, quotas, [batches]): publish what waits in pools and for
+--   quotas, and how much of each batch is stuck; for the planner also where the requests of open batches are (unchanged
+--   without `batches`)
 local function publish_backlog(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
-  redis.call('HSET', keys[2], 'pools', args[2], 'stuck', args[3])
-  if args[4] then redis.call('HSET', keys[2], 'batches', args[4]) end
+  redis.call('HSET', keys[2], 'pools', args[2], 'stuck', args[3], 'quotas', args[4])
+  if args[5] then redis.call('HSET', keys[2], 'batches', args[5]) end
   return 1
 end
 
@@ -40,7 +41,7 @@ local function mesh_identity(keys, args)
   return redis.call('GET', keys[1])
 end
 
-register_allowed_when_full('publish_backlog_v2', publish_backlog)
+register_allowed_when_full('publish_backlog_v3', publish_backlog)
 register_allowed_when_full('publish_reasons_v1', publish_reasons)
 register_allowed_when_full('publish_v2', publish)
 register_allowed_when_full('id_key_v2', id_key)

@@ -56,6 +56,27 @@ local function expire_levels(keys, args)
   return 1
 end
 
+-- store_estimates(epoch:<role>, quotas:estimates; epoch, most, {field, value}...): store learned amounts. Beyond `most`
+--   fields, any others than these are removed.
+local function store_estimates(keys, args)
+  if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
+  local given, most = {}, tonumber(args[2])
+  for i = 3, #args, 2 do
+    given[args[i]] = true
+    redis.call('HSET', keys[2], args[i], args[i + 1])
+  end
+  local beyond = redis.call('HLEN', keys[2]) - most
+  if beyond > 0 then
+    for _, field in ipairs(redis.call('HKEYS', keys[2])) do
+      if beyond > 0 and not given[field] then
+        redis.call('HDEL', keys[2], field)
+        beyond = beyond - 1
+      end
+    end
+  end
+  return 1
+end
+
 -- set_quota(quotas, stream of changes; name, limits or '', kept, message): create, change or delete a quota
 local function set_quota(keys, args)
   if args[2] == '' then redis.call('HDEL', keys[1], args[1]) else redis.call('HSET', keys[1], args[1], args[2]) end
@@ -68,4 +89,5 @@ register_allowed_when_full('answer_actions_with_quotas_v1', with_quotas(answer_a
 register_allowed_when_full('advance_stages_with_quotas_v1', with_quotas(advance_stages))
 register_allowed_when_full('change_holds_v1', change_holds_alone)
 register_allowed_when_full('expire_levels_v1', expire_levels)
+register_allowed_when_full('store_estimates_v1', store_estimates)
 register('set_quota_v1', set_quota)

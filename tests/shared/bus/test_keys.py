@@ -38,7 +38,7 @@ ALONE = {
     "trajectories:due", "trajectories:ended", "placements", "backlog", "backlog:reasons", "kept", "kept:batches",
     "unarchived", "unarchived:actions", "archived", "expiring", "ids", "mesh", "schema", "hellos", "hellos:at",
     "generations", "suspects", "tenants", "tenants:changes", "quotas", "quotas:holds", "quotas:levels",
-    "quota-changes",
+    "quotas:estimates", "quota-changes",
 }  # fmt: skip
 GROUPS = {
     "batch_group": ("batch:A", "results:A", "archived:A", "environments:A"),

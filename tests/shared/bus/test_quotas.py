@@ -55,7 +55,7 @@ async def test_a_new_leader_reads_exactly_what_is_taken(journal: Journal, seed: 
     quotas, entries = await restored(redis), dict[str, str]()
     for number in range(60):
         now += rng.random()
-        step = rng.choice(["grant", "grant", "grant", "answer", "advance", "retry", "not begun", "take over"])
+        step = rng.choice(["grant", "grant", "grant", "answer", "advance", "retry", "not begun", "used", "take over"])
         action = f"a{number}"
         amounts = rng.choice([{"search": 1.0}, {"search": 0.3, "money": 1.7}, {"money": 3.1}])
         held = rng.choice(list(quotas.holds.values())) if quotas.holds else None
@@ -71,8 +71,10 @@ async def test_a_new_leader_reads_exactly_what_is_taken(journal: Journal, seed: 
             new = await restored(redis)
             assert_same(quotas, new, now)
             quotas = new
-        elif held is not None and step in ("answer", "advance", "retry", "not begun"):
-            quotas.settle(held.key, not_begun_s=now if step == "not begun" else None)
+        elif held is not None and step in ("answer", "advance", "retry", "not begun", "used"):
+            used = {name: amount * rng.choice([0.3, 1.0, 1.9]) for name, amount in held.amounts.items()}
+            step = rng.choice(["answer", "advance", "retry"]) if step == "used" else step
+            quotas.settle(held.key, not_begun_s=now if step == "not begun" else None, used=used, now=now)
             (settled,) = quotas.collect()
             assert isinstance(settled, Settled)
             for _ in range(rng.choice([1, 2])):

@@ -50,9 +50,14 @@ COST_SCHEMAS: dict[str, Schema] = {
         "type": "object",
         "description": "Quota -> amount that an action takes from it.",
         "propertyNames": {"pattern": NAME},
-        "additionalProperties": {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_AMOUNT},
+        "additionalProperties": {
+            "oneOf": [
+                {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_AMOUNT},
+                {"type": "string", "enum": ["learned"]},
+            ]
+        },
         "maxProperties": MOST_QUOTAS,
-        "examples": [{"search": 1}, {"judge": 1, "judge-tokens": 800}],
+        "examples": [{"search": 1}, {"judge": 1, "judge-tokens": "learned"}],
     },
     "Elasticity": {
         "type": "object",

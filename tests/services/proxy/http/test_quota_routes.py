@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -12,9 +13,13 @@ from redis.asyncio import Redis
 from services.proxy.app import create_app
 from services.proxy.http import quotas as routes
 from services.proxy.settings import ProxySettings
-from shared.bus import quotas
+from shared.bus import backlog, quotas
+from shared.bus.connection import command
+from shared.policy.dispatch.backlog import Backlog
 from shared.policy.model.quotas import QuotaLimits, Rate
+from shared.policy.model.waiting import QuotaBacklog, TenantBacklog
 from tests.services.proxy.in_process import serving
+from tests.shared.bus.soon import soon
 
 SEARCH = {"concurrency": 32, "rates": [{"limit": 10, "period_s": 1, "burst": 5}, {"limit": 50, "unit": "usd"}]}
 
@@ -32,7 +37,14 @@ async def ask(http: aiohttp.ClientSession, method: str, path: str, body: Any = N
 
 
 def view(**rest: Any) -> dict[str, Any]:
-    return {"name": "search", "concurrency": None, "held": 0.0, "actions": 0, "rates": [], **rest}
+    waiting = {"weights": {}, "waiting": {}, "waiting_actions": 0}
+    return {"name": "search", "concurrency": None, "held": 0.0, "actions": 0, "rates": [], **waiting, **rest}
+
+
+def without_time(found: Any) -> Any:
+    """The view of a quota of which 1 can be taken now."""
+    assert found.pop("next_free_at") == pytest.approx(time.time(), abs=60.0)
+    return found
 
 
 async def test_a_quota_is_set_read_and_deleted(http: aiohttp.ClientSession, valkey: Redis) -> None:
@@ -45,12 +57,13 @@ async def test_a_quota_is_set_read_and_deleted(http: aiohttp.ClientSession, valk
     assert set_view["rates"][1].pop("full_at") == pytest.approx(now)
     second = {"limit": 10.0, "period_s": 1.0, "burst": 5.0, "unit": "", "taken": 0.0, "free": 5.0}
     money = {"limit": 50.0, "period_s": None, "burst": None, "unit": "usd", "taken": 0.0, "free": 50.0}
-    assert (status, set_view) == (200, view(concurrency=32.0, rates=[second, money]))
+    assert (status, without_time(set_view)) == (200, view(concurrency=32.0, rates=[second, money]))
     stored = await quotas.read_quotas(valkey)
     rates = (Rate(10.0, 1.0, 5.0), Rate(50.0, unit="usd"))
     assert stored.limits == {"search": QuotaLimits((32.0,), rates)}
-    assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 0}))[1] == view(concurrency=0.0)
-    assert (await ask(http, "GET", "/v1/quotas"))[1] == {"quotas": [view(concurrency=0.0)]}
+    nothing = view(concurrency=0.0, next_free_at=None)
+    assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 0}))[1] == nothing
+    assert (await ask(http, "GET", "/v1/quotas"))[1] == {"quotas": [nothing]}
     assert await ask(http, "DELETE", "/v1/quotas/search") == (204, None)
     assert await ask(http, "DELETE", "/v1/quotas/search") == (204, None), "it is safe to repeat"
     assert (await ask(http, "GET", "/v1/quotas/search"))[0] == 404
@@ -70,6 +83,9 @@ async def test_a_quota_is_set_read_and_deleted(http: aiohttp.ClientSession, valk
         ("search", {"rates": [{"limit": 1, "per": 1}]}, "unknown field `per`"),
         ("search", {"rates": [{"limit": 1, "period_s": n} for n in range(1, 10)]}, "at most 8"),
         ("a%20b", {"concurrency": 1}, "quota"),
+        ("search", {"concurrency": 1, "weights": {"ada": 0}}, "must be greater than 0"),
+        ("search", {"concurrency": 1, "weights": {"a b": 1}}, "weights"),
+        ("search", {"weights": {"ada": 1}}, "a quota has `concurrency`, `rates` or both"),
     ],
 )
 async def test_a_wrong_quota_is_rejected_with_the_correction(
@@ -89,12 +105,28 @@ async def test_the_number_of_quotas_is_bounded(http: aiohttp.ClientSession, monk
     assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 2}))[0] == 200, "a known one can be changed"
 
 
+async def test_weights_and_waiting_work_are_shown(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    limits = {"concurrency": 2, "weights": {"ada": 2, "bob": 0.5}}
+    assert (await ask(http, "PUT", "/v1/quotas/search", limits))[1]["weights"] == {"ada": 2.0, "bob": 0.5}
+    assert (await quotas.read_quotas(valkey)).limits["search"].weights == {"ada": 2.0, "bob": 0.5}
+    await soon(lambda: valkey.hexists("backlog", "quotas"))
+    epoch = int(await command(valkey, "GET", "epoch:dispatcher"))
+    free_s = time.time() + 1000.0
+    waiting = {"search": QuotaBacklog({"ada": TenantBacklog(3, 4.5)}, 5, free_s, 2.0), "old": QuotaBacklog()}
+    await backlog.publish_backlog(valkey, epoch, Backlog(quotas=waiting))
+    (found,) = (await ask(http, "GET", "/v1/quotas"))[1]["quotas"]
+    assert found == (await ask(http, "GET", "/v1/quotas/search"))[1]
+    assert (found["waiting"], found["waiting_actions"]) == ({"ada": {"actions": 3, "amount": 4.5}}, 5)
+    assert found["next_free_at"] == pytest.approx(free_s)
+
+
 @pytest.mark.parametrize(
     "taken",
     [
         {"search": 0},
         {"search": -1},
         {"search": "1"},
+        {"search": "learnt"},
         {"a b": 1},
         {"search": 1e10},
         {f"q{number}": 1 for number in range(9)},

@@ -11,11 +11,13 @@ from redis.asyncio import Redis
 from services.proxy.leader.interpreter import HoldsChanged, Interpreter
 from shared.bus.functions import Answering, Granting, send_grants
 from shared.bus.holds import Taking
+from shared.bus.quota_estimates import store_estimates
 from shared.bus.quotas import read_quotas, set_quota
 from shared.messages.actions import ActionSubmitted
 from shared.messages.nodes import NODES
 from shared.messages.quotas import QuotaChanged
-from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.model.quotas import LEARNED, QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.resources.quota_estimates import Estimate
 from tests.services.proxy.former_leader import StoreOfFormerLeader
 from tests.services.proxy.mesh import granted, held, hello, inventory, outcome, stage, submitted
 from tests.shared.bus.journal import Journal
@@ -108,3 +110,17 @@ async def test_one_flush_never_has_a_hold_and_its_end_nor_a_refund_beside_a_gran
         flushes.append(len(interpreter._next()))
     assert flushes == [2, 2, 1, 1]
     assert (await read_quotas(journal.redis)).holds == []
+
+
+async def test_a_new_leader_reserves_what_a_former_one_has_learned_and_nodes_receive_the_amount(
+    store: StoreOfFormerLeader,
+) -> None:
+    await set_quota(store.redis, "search", QuotaLimits((), (Rate(1000.0, 60.0),)))
+    one = searching("a", search=LEARNED)
+    learned = {(one.tenant, one.task or one.stages[0].kind, "search"): Estimate.of((12.5,))}
+    await store_estimates(store.redis, store.journal.epoch, learned)
+    await store.submit(one)
+    await store.publish(NODES, hello())
+    await store.taken_over()
+    writes = store.read(inventory())
+    assert [(one.action, one.quotas) for one in granted(writes)] == [("a", {"search": 12.5})]

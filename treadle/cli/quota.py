@@ -80,6 +80,14 @@ def set_limits(
             show_default=False,
         ),
     ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TENANT=WEIGHT",
+            help="Share of a tenant while several wait: team-a=2; others have 1; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     unit: Annotated[str, typer.Option(help="What the rates count, for people: usd, tokens.", show_default=False)] = "",
     as_json: AsJson = False,
     url: Url = None,
@@ -92,7 +100,10 @@ def set_limits(
     options = GroupOptions.of(context, url, home, as_json)
     with exit_status("quota set"):
         rates = [_rate(text, unit) for text in rate or ()]
-        view = options.call(lambda client: client.quotas.set(name, concurrency=concurrency, rates=rates))
+        weights = dict(_weight(text) for text in weight or ())
+        view = options.call(
+            lambda client: client.quotas.set(name, concurrency=concurrency, rates=rates, weights=weights)
+        )
         _show(view, options.as_json)
 
 
@@ -148,6 +159,19 @@ def _rate(text: str, unit: str) -> QuotaRate:
         raise CommandFailed(why, 2) from error
 
 
+def _weight(text: str) -> tuple[str, float]:
+    """Return the tenant and the weight that a text means.
+
+    Raises:
+        CommandFailed: it means none.
+    """
+    tenant, _, weight = text.rpartition("=")
+    try:
+        return tenant, float(weight)
+    except ValueError as error:
+        raise CommandFailed(f"--weight {text!r} is no weight; write TENANT=WEIGHT: team-a=2", 2) from error
+
+
 def _table(views: Sequence[QuotaView]) -> Table:
     """One line for each limit."""
     table = Table(pad_edge=False, box=None)
@@ -157,18 +181,23 @@ def _table(views: Sequence[QuotaView]) -> Table:
         ("TAKEN", "right"),
         ("FREE", "right"),
         ("FULL", "left"),
+        ("WAITING", "right"),
     ):
         table.add_column(title, justify=justify)  # type: ignore[arg-type]  # a literal
     for view in views:
-        name = view.name
+        name, waiting = view.name, str(view.waiting_actions or "")
         if view.concurrency is not None:
             free = max(0.0, view.concurrency - view.held)
             actions = f"{view.actions} actions" if view.actions else ""
-            table.add_row(name, f"{view.concurrency:g} at once", f"{view.held:g}", f"{free:g}", actions)
-            name = ""
+            table.add_row(name, f"{view.concurrency:g} at once", f"{view.held:g}", f"{free:g}", actions, waiting)
+            name = waiting = ""
         for rate in view.rates:
-            table.add_row(name, _limit(rate), f"{rate.taken:.4g}", f"{rate.free:.4g}", _full(rate))
-            name = ""
+            table.add_row(name, _limit(rate), f"{rate.taken:.4g}", f"{rate.free:.4g}", _full(rate), waiting)
+            name = waiting = ""
+        for tenant in sorted(view.waiting.keys() | view.weights.keys()):
+            one, weight = view.waiting.get(tenant), view.weights.get(tenant)
+            share = f"  {tenant}" if weight is None else f"  {tenant}, weight {weight:g}"
+            table.add_row("", share, "", "", "", "" if one is None else f"{one.actions}, {one.amount:g}")
     return table
 
 

@@ -164,6 +164,7 @@ Ending = Literal[
     "sandbox-lost",
     "timeout",
     "unknown-outcome",
+    "upstream-failed",
 ]
 """End of the action. `ok` and `timeout` are verdicts; the other values are no statement about the sample."""
 
@@ -308,6 +309,15 @@ class QuotaRateView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Name of what is counted, for people: `usd`, `tokens`."""
 
 
+class QuotaWaiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Work of one tenant that waits and takes from a quota."""
+
+    actions: int
+    """Number of actions."""
+    amount: float
+    """Sum of the amounts that they need."""
+
+
 class QuotaView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A quota, and what granted actions have taken of it."""
 
@@ -318,6 +328,15 @@ class QuotaView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     actions: int
     """Number of these actions."""
     rates: list[QuotaRateView]
+    weights: dict[str, float]
+    """Tenant -> weight."""
+    waiting: dict[str, QuotaWaiting]
+    """Tenant -> its waiting work, at most a second old; the 64 tenants with the most."""
+    waiting_actions: int
+    """Number of waiting actions of all tenants."""
+    next_free_at: float | None
+    """Unix seconds at which the smallest waiting amount, or 1, can be taken; null: never with the present limits. It is
+    exact for rates. For concurrency it is when attempts are expected to end."""
 
 
 class QuotaList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

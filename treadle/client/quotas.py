@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from treadle.client.answers import QuotaList, QuotaView
 from treadle.client.requests import Quota, QuotaRate
 from treadle.client.transport import JSON, Transport, quoted
+
+NO_WEIGHTS: Final[Mapping[str, float]] = {}
 
 
 class AsyncQuotas:
@@ -27,17 +30,25 @@ class AsyncQuotas:
         """
         return await self._transport.call(QuotaView, "GET", f"/v1/quotas/{quoted(quota)}")
 
-    async def set(self, quota: str, *, concurrency: float | None = None, rates: Sequence[QuotaRate] = ()) -> QuotaView:
+    async def set(
+        self,
+        quota: str,
+        *,
+        concurrency: float | None = None,
+        rates: Sequence[QuotaRate] = (),
+        weights: Mapping[str, float] = NO_WEIGHTS,
+    ) -> QuotaView:
         """Create a quota, or replace its limits. Idempotent; what is taken stays taken.
 
         Args:
             quota: its name, as in `quotas` of actions and stages.
             concurrency: most that granted actions hold together; None: no such limit.
             rates: limits over time, one for each period; all hold at once.
+            weights: tenant -> weight of its share while several tenants wait; others have 1.
         Raises:
             BadRequest: it is no name, it has no limit, or there are too many quotas.
         """
-        body = Quota(concurrency=concurrency, rates=rates)
+        body = Quota(concurrency=concurrency, rates=rates, weights=weights)
         return await self._transport.call(QuotaView, "PUT", f"/v1/quotas/{quoted(quota)}", body)
 
     async def delete(self, quota: str) -> None:

@@ -21,7 +21,7 @@ Elasticity = Mapping[str, float | str]
 """Elasticity: with m units the work takes T / (E(m) * m). Either units -> efficiency E(m), or a model: `amdahl` with
 `serial`, or `power` with `exponent`. Empty: more units do not help."""
 
-QuotaAmounts = Mapping[str, float]
+QuotaAmounts = Mapping[str, float | Literal["learned"]]
 """Quota -> amount that an action takes from it."""
 
 AmountRange = Sequence[int]
@@ -57,7 +57,8 @@ class StageTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     params: Mapping[str, Any] = {}
     """Parameters of all requests. A request's own parameters override them."""
     quotas: QuotaAmounts = {}
-    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all."""
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all. "learned": what
+    earlier actions of this task have used, as far as known."""
     timeout_s: float = 30.0
     """Execution limit. Queueing does not count."""
     timeout_score: float | None = None
@@ -139,7 +140,8 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     priority: float = 0.0
     """Seconds by which it goes later in the order, negative for earlier."""
     quotas: QuotaAmounts = {}
-    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all."""
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all. "learned": what
+    earlier actions of the same tenant and kind have used, as far as known."""
     request_id: str | None = None
     timeout_s: float = 60.0
     """Execution limit. Queueing does not count."""
@@ -231,7 +233,8 @@ class TrajectoryAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     priority: float = 0.0
     """Seconds by which it goes later in the order, negative for earlier. That of its trajectory is added."""
     quotas: QuotaAmounts = {}
-    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all."""
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all. "learned": what
+    earlier actions of the same tenant and kind have used, as far as known."""
     request_id: str | None = None
     """Your own id, unique in the trajectory. A repeat with the same id returns the first answer."""
     timeout_s: float = 60.0
@@ -271,3 +274,6 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Most that granted actions hold together, from the grant to the end of the attempt."""
     rates: Sequence[QuotaRate] = []
     """Limits over time, one for each period."""
+    weights: Mapping[str, Any] = {}
+    """Tenant -> weight. While several tenants wait for the quota, they are granted amounts of it in proportion to their
+    weights; a tenant that is not named has 1. Empty: the weights of tenants decide (`PUT /v1/tenants/{tenant}`)."""

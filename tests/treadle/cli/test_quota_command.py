@@ -51,7 +51,7 @@ def lines(done: Result) -> list[list[str]]:
 
 def test_quotas_are_set_shown_and_deleted(call: Call) -> None:
     assert "create one with treadle quota set NAME" in call().stdout
-    title = ["QUOTA", "LIMIT", "TAKEN", "FREE", "FULL"]
+    title = ["QUOTA", "LIMIT", "TAKEN", "FREE", "FULL", "WAITING"]
     search = call("set", "search", "--concurrency", "32", "--rate", "10/s:20", "--rate", "1000/d", "--rate", "60/30s")
     assert lines(search) == [
         title,
@@ -78,9 +78,10 @@ def test_json_is_one_object(call: Call, first: bool) -> None:
         assert done.exit_code == 0, done.stderr
         return json.loads(done.stdout)
 
-    one = {"name": "slots", "concurrency": 2.0, "held": 0.0, "actions": 0, "rates": []}
+    free = {"waiting": {}, "waiting_actions": 0, "next_free_at": None}
+    one = {"name": "slots", "concurrency": 0.5, "held": 0.0, "actions": 0, "rates": [], "weights": {"ada": 2.0}, **free}
     assert document() == {"quotas": []}
-    assert document("set", "slots", "--concurrency", "2") == one
+    assert document("set", "slots", "--concurrency", "0.5", "--weight", "ada=2") == one
     assert document("show", "slots") == one
     assert document("ls") == {"quotas": [one]}
     assert document("delete", "slots") == {"name": "slots"}
@@ -95,6 +96,11 @@ def test_json_is_one_object(call: Call, first: bool) -> None:
         (("set", "search", "--rate", "10/"), "'10/' is no rate"),
         (("set", "search", "--rate", "1.2.3/s"), "'1.2.3/s' is no rate"),
         (("set", "search", "--rate", "1/s", "--rate", "2/1s"), "the same `period_s`"),
+        (
+            ("set", "search", "--rate", "1/s", "--weight", "team-a"),
+            "--weight 'team-a' is no weight; write TENANT=WEIGHT",
+        ),
+        (("set", "search", "--rate", "1/s", "--weight", "team-a=0"), "must be greater than 0"),
         (("set", "a b", "--concurrency", "1"), "quota in the path: must be 1 to 64 letters"),
         (("show", "absent"), "no quota 'absent'"),
         (("delete", ".."), "'..' is not a name"),

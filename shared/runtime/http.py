@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -243,7 +244,8 @@ def _not_connected(error: aiohttp.ClientConnectorError) -> HttpFailure:
         return HttpFailure("connect", "its certificate is not valid for its name, or no authority of ours signed it")
     if isinstance(error, aiohttp.ClientSSLError):
         return HttpFailure("connect", "TLS failed")
-    return HttpFailure("connect", f"no connection was made ({cause.strerror or type(cause).__name__})")
+    what = os.strerror(cause.errno) if cause.errno else type(cause).__name__  # its own text shows the address
+    return HttpFailure("connect", f"no connection was made ({what})")
 
 
 def _valid(text: str) -> str:

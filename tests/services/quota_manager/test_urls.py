@@ -20,6 +20,11 @@ def test_a_spelling_that_could_be_read_in_two_ways_is_refused(url: str) -> None:
         read_url(url.replace("PORT", "8080"))
 
 
+def test_a_user_name_is_refused_with_an_instruction() -> None:
+    with pytest.raises(InvalidUrl, match="send credentials as a header with a secret"):
+        read_url("https://user:password@example.com/")
+
+
 @pytest.mark.parametrize(
     ("text", "query", "url"),
     [

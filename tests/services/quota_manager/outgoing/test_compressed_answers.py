@@ -6,11 +6,13 @@ import asyncio
 import gzip
 import tracemalloc
 import zlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from services.quota_manager.outgoing.errors import BrokenAnswer
+from shared.runtime.http_bodies import PIECE, read_body
 from tests.services.quota_manager.outgoing.limited_calls import MEBIBYTE, called
 from tests.services.quota_manager.outgoing.upstreams import answering, reply
 
@@ -96,6 +98,19 @@ async def test_a_compressed_body_of_exactly_the_limit_is_read() -> None:
     assert len(answer.body) == 3 * MEBIBYTE
     with pytest.raises(BrokenAnswer):
         await called(answering(reply(200, body, "content-encoding: gzip")), most_bytes=3 * MEBIBYTE - 1)
+
+
+@pytest.mark.parametrize("size", range(PIECE - 2, PIECE + 260, 37))
+@pytest.mark.parametrize("bits", [31, 15, -15])
+async def test_content_that_the_decompressor_holds_is_read(size: int, bits: int) -> None:
+    """A stream of zeros can be consumed to its last byte before its content is."""
+    stream = zlib.compressobj(9, zlib.DEFLATED, bits)
+    body = stream.compress(bytes(size)) + stream.flush()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield body
+
+    assert await read_body(chunks(), "gzip" if bits == 31 else "deflate", MEBIBYTE) == bytes(size)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import get_args
+
+import msgspec
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import QuotaSet
@@ -42,7 +45,7 @@ from shared.policy.model.formulation import (
 )
 from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.model.reports import Ended
-from shared.policy.model.results import AttemptResult
+from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
 from tests.shared.policy.strategies import SPECS
 
 POOLS = ("cores@cpu", "slots@cpu", "cores@big")
@@ -123,6 +126,11 @@ class History:
         result = AttemptResult("ok", True) if status == "ok" else AttemptResult("cancelled" if revoked else "lost")
         if revoked and status == "lost":
             result = AttemptResult("lost")
+        if self.taking and grant.hold is not None and self.rng.random() < 0.05:
+            answer = self.rng.choice(get_args(UpstreamAnswer))
+            asked_s = self.rng.choice([0.0, 0.0, 0.5, 3.0])
+            feedback = tuple(Feedback(quota, answer, asked_s) for quota in grant.hold.amounts)
+            result = msgspec.structs.replace(result, feedback=feedback)
         self.give(AttemptsEnded((Ended(action, node, grant.attempt, grant.stage, result, units=grant.units),)))
 
     # ---- random events -----------------------------------------------------------------------------------------
@@ -208,7 +216,7 @@ class History:
         """Give a quota other limits, now and then."""
         if self.taking and self.rng.random() < 0.03:
             quota = self.rng.choice(list(QUOTAS))
-            self.give(QuotaSet(quota, self.rng.choice(QUOTAS[quota])))
+            self.give(QuotaSet(quota, self.rng.choice(QUOTAS[quota]), self.rng.choice([None, self.now])))
 
     def step(self) -> None:
         """One random event."""

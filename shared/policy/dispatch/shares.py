@@ -36,7 +36,8 @@ def update_shares(cluster: ClusterState, pool: Pool, now: float, *, blocked: boo
     inputs = (pool.target, outside, least, tuple(bound.items()), *of_head)
     if inputs == pool.settled:
         return []
-    nodes = [node for node in cluster.nodes.of(pool) if node.ready]
+    # Nodes of a class may come from several managers: a node that makes calls has no cores.
+    nodes = [node for node in cluster.nodes.of(pool) if node.ready and pool.resource in node.resources]
     wanted, shares = _spread_for(pool, nodes, action, rule, bound, startable)
     pool.settled = inputs if sum(shares.values()) == wanted else None
     return _set_shares(nodes, pool.resource, shares)

@@ -42,6 +42,14 @@ def test_before_the_first_target_all_units_are_used_and_no_share_is_sent() -> No
     assert mesh.shares == {}
 
 
+def test_a_node_of_another_manager_gets_no_share() -> None:
+    """It is of the same class, and has none of the pool's resource."""
+    mesh = VirtualTimeMesh([*nodes(2), node("calls", {"calls": 8})], lambda _: 1.0)
+    for units in (2, 0, 1):
+        mesh.do(mesh.dispatcher.handle(0.0, TargetReceived(CORES, units)))
+    assert {name for name, _ in mesh.shares} == {"n0"}
+
+
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.lists(st.integers(0, 30), min_size=1, max_size=5))
 def test_shares_add_up_to_the_target_within_what_runs_and_what_there_is(cores: list[int], targets: list[int]) -> None:
     mesh = VirtualTimeMesh(nodes(*cores), lambda _: 1.0)

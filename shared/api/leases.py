@@ -86,6 +86,7 @@ class LeaseNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     state: Literal["finished"]
     ended: str = ""
+    """As in `Answer`; empty: it was released."""
     reason: str = ""
     retry_after_s: float | None = None
     """For one that was not granted: seconds until its quotas could give its amounts; null: not known."""

@@ -103,7 +103,7 @@ def outcome_of(action: str, record: LeaseRecord | None) -> Outcome | None:
     if record.answer is not None:
         return _news(record.answer)
     if record.ended:
-        ended = {"released": "ok", "expired": "timeout"}.get(record.ended, "cancelled")
+        ended = {"released": "", "expired": "timeout"}.get(record.ended, "cancelled")
         return LeaseNews(id=action, state="finished", ended=ended)
     if record.is_held:
         return GrantedLease(action, record.fence, round(1000 * record.expires_s), round(1000 * record.ttl_s))

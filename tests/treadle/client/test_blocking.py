@@ -20,7 +20,7 @@ from treadle.client.blocking import LoopThread, Trajectories, Treadle
 from treadle.client.errors import BadRequest, NotFound
 from treadle.client.trajectories import AsyncTrajectories
 
-OWN = {"close", "__enter__", "__exit__", "__init__"}
+OWN = {"close", "__enter__", "__exit__", "__init__", "quota"}
 VIEW = {
     "id": "b", "task": "t", "tenant": "default", "state": "complete", "size": 2, "submitted": 2, "answered": 2,
     "opened_at": 0, "first_arrival_at": 0, "ended_at": 1.0, "expected_completion_at": None, "extra_delay_s": None,

@@ -59,7 +59,7 @@ async def test_a_missed_wake_up_is_found_in_the_store(journal: Journal) -> None:
     await waiters.look_up(waiters.waited_for())
     assert {name for name, future in futures.items() if future.done()} == {"a", "b"}
     assert futures["a"].result() == lease
-    assert futures["b"].result() == LeaseNews(id="b", state="finished", ended="ok")
+    assert futures["b"].result() == LeaseNews(id="b", state="finished")
 
 
 def test_what_a_record_says() -> None:

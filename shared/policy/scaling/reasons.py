@@ -154,7 +154,7 @@ def searched(
     if late > limit + TOLERANCE_S:
         met = f"extra delay {late:.1f} s: batch {worst.batch} is later than D {limit:.1f} s already"
         if worst.batch in limited:
-            met = f"extra delay {late:.1f} s: quotas let batch {worst.batch} not meet D {limit:.1f} s"
+            met = f"extra delay {late:.1f} s: quotas alone delay batch {worst.batch} beyond D {limit:.1f} s"
     summary = f"{_whose(pool, batches)}: {_found(pool, units)}: {met}"
     if fewer is not None and not fewer.feasible and all(map(math.isfinite, fewer.extra_delay_s.values())):
         summary += f"; with {units - 1}, {_broken(batches, fewer)}"

@@ -101,7 +101,7 @@ def test_a_later_batch_may_be_as_late_as_the_earlier_one_keeps_the_quota() -> No
     ready.open(judging("b1"), judged())
     decision = target(ready.open(judging("b2", task="other", size=44), judged(task="other", size=44)))
     assert (decision.units, decision.reason.why) == (4, "searched")
-    assert "extra delay 10.0 s: quotas let batch b2 not meet D 2.0 s" in decision.reason.summary
+    assert "extra delay 10.0 s: quotas alone delay batch b2 beyond D 2.0 s" in decision.reason.summary
     assert "strictness" not in decision.reason.summary
 
 

@@ -1,0 +1,123 @@
+"""The trainer: trajectories begin together, think and call, and those that are lost are replaced.
+
+§6.2: API failures make trajectories ineffective and reduce the pass rate, which makes the step slow. This is read as:
+a step needs its whole batch, so a lost trajectory is replaced by another one with the same calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, Protocol
+
+from treadle.lab.replay.search.assumptions import Trainer
+from treadle.lab.replay.search.measures import StepRun
+from treadle.lab.replay.search.trace import Call, SearchBatch
+from treadle.lab.replay.search.virtual_time import VirtualTime
+
+Replacement = Literal["at once", "after the round", "never"]
+"""When another trajectory replaces a lost one. `never`: it is masked, and the batch is smaller."""
+
+
+class Caller(Protocol):
+    """How the calls of trajectories reach the services."""
+
+    def call(self, slot: int, call: Call, done: Callable[[bool], None]) -> None:
+        """Begin a call; `done` receives whether it was answered."""
+        ...
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One place of the batch."""
+
+    number: int
+    at: int = 0
+    """Its next call."""
+    starts: int = 0
+    answered: int = 0
+    """Calls of the present trajectory that were answered."""
+    asked_s: float = 0.0
+    thinks: tuple[float, ...] = field(default=())
+
+
+class Rollout:
+    """Simulation of one step, up to the reward of its last trajectory."""
+
+    def __init__(
+        self, time: VirtualTime, caller: Caller, batch: SearchBatch, trainer: Trainer, replacement: Replacement,
+        random: Random, run: StepRun,
+    ) -> None:  # fmt: skip
+        self._time, self._caller, self._batch, self._trainer = time, caller, batch, trainer
+        self._replacement, self._random, self._run = replacement, random, run
+        self._open = len(batch)
+        self._lost: list[_Slot] = []
+        """Lost in this round, to be replaced after it."""
+
+    def run(self) -> StepRun:
+        """Run until each place of the batch has its reward, or was given up.
+
+        Raises:
+            AssertionError: trajectories wait, and nothing is left that could happen.
+        """
+        self._active = self._open
+        for number in range(len(self._batch)):
+            self._start(_Slot(number))
+        while self._open:
+            assert self._time.step(), f"{self._open} trajectories wait forever"
+        return self._run
+
+    def _start(self, slot: _Slot) -> None:
+        trajectory = self._batch[slot.number]
+        slot.starts, slot.at, slot.answered = slot.starts + 1, 0, 0
+        slot.thinks = (*(call.think_s for call in trajectory.calls), trajectory.last_s)
+        if slot.starts > 1:  # another sample
+            spread = self._trainer.think_spread
+            slot.thinks = tuple(self._trainer.think_s * math.exp(self._random.gauss(0.0, spread)) for _ in slot.thinks)
+        self._think(slot)
+
+    def _think(self, slot: _Slot) -> None:
+        more = slot.at < len(self._batch[slot.number].calls)
+        self._time.after(slot.thinks[slot.at], lambda: self._act(slot) if more else self._reward(slot))
+
+    def _act(self, slot: _Slot) -> None:
+        slot.asked_s = self._time.now
+        call = self._batch[slot.number].calls[slot.at]
+        self._caller.call(slot.number, call, lambda ok: self._ended(slot, ok))
+
+    def _ended(self, slot: _Slot, ok: bool) -> None:
+        self._run.act_s.append(self._time.now - slot.asked_s)
+        if ok:
+            slot.at, slot.answered = slot.at + 1, slot.answered + 1
+            self._think(slot)
+            return
+        self._run.lost += 1
+        self._run.first_lost += slot.starts == 1
+        self._run.wasted += slot.answered
+        if self._replacement == "never" or slot.starts >= self._trainer.most_starts:
+            self._run.missing += 1
+            self._close(slot)
+        elif self._replacement == "at once":
+            self._start(slot)
+        else:
+            self._lost.append(slot)
+            self._idle()
+
+    def _reward(self, slot: _Slot) -> None:
+        self._time.after(self._trainer.judge_s, lambda: self._close(slot))
+
+    def _close(self, slot: _Slot) -> None:
+        self._run.done_s[slot.number] = self._time.now
+        self._open -= 1
+        self._idle()
+
+    def _idle(self) -> None:
+        """A place does nothing more in this round; the next one begins if no place does."""
+        self._active -= 1
+        if not self._active and self._lost:
+            again, self._lost = self._lost, []
+            self._active = len(again)
+            for slot in again:
+                self._start(slot)

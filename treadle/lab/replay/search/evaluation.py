@@ -98,7 +98,7 @@ def replay(system: str, setting: Setting, seed: int, given: SearchBatch = ()) ->
     """Run one step under one system. The same seed gives all systems the same trajectories and slow-downs.
 
     Raises:
-        AssertionError: a trajectory waits forever.
+        SimulationError: a trajectory waits forever.
     """
     batch = given or generate(np.random.default_rng(seed), setting.trainer, setting.provider, setting.questions)
     time, providers = VirtualTime(), _providers(setting, seed)

@@ -10,12 +10,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from treadle.lab.replay.search.assumptions import Trainer
 from treadle.lab.replay.search.measures import StepRun
 from treadle.lab.replay.search.trace import Call, SearchBatch
 from treadle.lab.replay.search.virtual_time import VirtualTime
+from treadle.lab.replay.tangram.simulated_mesh import SimulationError
+
+MOST_S: Final = 1e6
+"""Longest step: more is a defect of the replay."""
 
 Replacement = Literal["at once", "after the round", "never"]
 """When another trajectory replaces a lost one. `never`: it is masked, and the batch is smaller."""
@@ -52,7 +56,8 @@ class Rollout:
     ) -> None:  # fmt: skip
         self._time, self._caller, self._batch, self._trainer = time, caller, batch, trainer
         self._replacement, self._random, self._run = replacement, random, run
-        self._open = len(batch)
+        self._open = self._active = len(batch)
+        """Places without a reward; those that do something in this round."""
         self._lost: list[_Slot] = []
         """Lost in this round, to be replaced after it."""
 
@@ -60,13 +65,13 @@ class Rollout:
         """Run until each place of the batch has its reward, or was given up.
 
         Raises:
-            AssertionError: trajectories wait, and nothing is left that could happen.
+            SimulationError: trajectories wait forever.
         """
-        self._active = self._open
         for number in range(len(self._batch)):
             self._start(_Slot(number))
         while self._open:
-            assert self._time.step(), f"{self._open} trajectories wait forever"
+            if not self._time.step() or self._time.now > MOST_S:
+                raise SimulationError(f"{self._open} trajectories wait at {self._time.now:.0f} s")
         return self._run
 
     def _start(self, slot: _Slot) -> None:

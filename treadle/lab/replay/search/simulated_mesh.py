@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -21,6 +22,7 @@ from shared.policy.dispatch.stimuli import (
     NodeJoined,
     NodeSeen,
     RequestsSubmitted,
+    Stimulus,
     TickPassed,
 )
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, Work
@@ -83,8 +85,8 @@ class SimulatedMesh:
 
     # ---- the leader --------------------------------------------------------------------------------------------
 
-    def _handle(self, *stimuli: object) -> None:
-        self._execute(self.dispatcher.handle(self._time.now, *stimuli))  # type: ignore[arg-type]  # checked there
+    def _handle(self, *stimuli: Stimulus) -> None:
+        self._execute(self.dispatcher.handle(self._time.now, *stimuli))
         wake_s = self.dispatcher.next_wake_s
         if wake_s < self._wake_s:
             self._wake_s = wake_s
@@ -106,7 +108,7 @@ class SimulatedMesh:
             elif isinstance(command, AnswerAction):
                 _, done, _ = self._asked.pop(command.action)
                 ok = command.ended == "ok"
-                self._time.after(self._ours.answer_s, lambda done=done, ok=ok: done(ok))  # type: ignore[misc]
+                self._time.after(self._ours.answer_s, partial(done, ok))
 
     # ---- the node ----------------------------------------------------------------------------------------------
 

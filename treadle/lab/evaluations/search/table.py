@@ -1,0 +1,73 @@
+"""Report for people: the paper's ratio and ours, all systems, the rates, the assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from treadle.lab.evaluations.distrs.table import quantity
+from treadle.lab.evaluations.search.jobs import MAIN
+from treadle.lab.evaluations.search.report import ASSUMED, SearchReport
+from treadle.lab.replay.tangram.assumptions import assumptions_of
+
+
+def show(report: SearchReport, console: Console, notes: Sequence[str] = ()) -> None:
+    """Print the tables, with the notes after the first, one on each line."""
+    if report.workload.scale > 1:
+        console.print(f"Quick: batches and limits divided by {report.workload.scale}.")
+    if report.figures:
+        console.print(_figures(report))
+    for note in notes:
+        console.print(note, markup=False)
+    for setting in report.results.runs:
+        if setting == MAIN or len(report.results.runs[setting]) > 2:
+            console.print(_systems(report, setting))
+    console.print(_assumed())
+
+
+def spread(values: Sequence[float]) -> str:
+    """Format a mean and the smallest and largest value; only the mean if they are equal in print."""
+    mean, least, most = (f"{one:,.0f}" for one in (np.mean(values), min(values), max(values)))
+    return mean if least == most else f"{mean} ({least}–{most})"
+
+
+def _figures(report: SearchReport) -> Table:
+    table = Table(title="ARL-Tangram §6.2, DeepSearch, reproduced", title_justify="left", pad_edge=False)
+    for column in ("figure", "paper", "reproduced", "seeds"):
+        table.add_column(column, justify="left" if column == "figure" else "right", no_wrap=column != "figure")
+    for one in report.figures:
+        seeds = f"{min(one.draws):.2f}–{max(one.draws):.2f}" if one.draws else "–"
+        table.add_row(one.figure, quantity(one.paper, one.unit), quantity(one.reproduced, one.unit), seeds)
+    return table
+
+
+def _systems(report: SearchReport, setting: str) -> Table:
+    measures = report.measures(setting)
+    title = f"One step, {setting}: means (least–most of the seeds); use: % of the searches' limit"
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("system", no_wrap=True)
+    for name in measures:
+        table.add_column(name, justify="right")
+    for system in report.results.runs[setting]:
+        cells = []
+        for name, of in measures.items():
+            values = report.values(setting, system, of)
+            cells.append(f"{np.mean(values):.2f}" if name == "ACT, s" else spread(values))
+        table.add_row(system, *cells)
+    return table
+
+
+def _assumed() -> Table:
+    table = Table("parameter", "value", "source", title="Stated or assumed", title_justify="left", pad_edge=False)
+    for group, of in ASSUMED.items():
+        for name, value, source in assumptions_of(of):
+            table.add_row(f"{group}.{name}", f"{value:g}" if value < 1e4 else f"{value:,}", source)
+        table.add_section()
+    return table
+
+
+NOTES: tuple[str, ...] = ()
+"""Why our figures differ from the paper's, for the evaluation as it is run by default."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from shared.policy.model.brakes import Brake
 from shared.policy.model.formulation import EndedAs
-from shared.policy.model.results import USAGE, Usage
+from shared.policy.model.results import USAGE, UpstreamAnswer, Usage
+from shared.runtime.units import Seconds
 
 ANSWERED = Counter("treadle_proxy_answered", "Actions answered by this replica as leader.", ["ended"])
 ANSWERED_AS: Final = {ended: ANSWERED.labels(ended) for ended in get_args(EndedAs)}
@@ -34,6 +37,17 @@ RESUMED = Counter("treadle_proxy_resumptions", "Parked actions that this replica
 PARKED_NOW = Gauge("treadle_proxy_parked_actions", "Actions that are parked, or wait for units to continue.")
 QUEUED = Gauge("treadle_proxy_queued_actions", "Actions that wait in a pool, as the leader counts them.", ["pool"])
 STUCK = Gauge("treadle_proxy_stuck_actions", "Those of them that no present node could ever take.", ["pool"])
+UPSTREAM = Gauge(
+    "treadle_proxy_quota_upstream",
+    "1: the external service behind a quota is slowed, open, half-open or exhausted; no entry while it is ok.",
+    ["quota", "state"],
+)
+UPSTREAM_ANSWERS = Counter(
+    "treadle_proxy_upstream_answers",
+    "Answers of external services that attempts have reported: ok, pushed-back, failed, exhausted.",
+    ["answer"],
+)
+ANSWERED_WITH: Final = {answer: UPSTREAM_ANSWERS.labels(answer) for answer in get_args(UpstreamAnswer)}
 NODES = Gauge("treadle_proxy_nodes", "Nodes that the leader has met: ready, silent, gone.", ["state"])
 STORE_UP = Gauge("treadle_proxy_store_up", "1 while the store answers this replica.", ["store"])
 LEADER_UP = Gauge("treadle_proxy_leader_up", "1 while a proxy holds the dispatching lease.")
@@ -61,6 +75,14 @@ USAGE_TOTAL = Counter(
 )
 
 OTHER = "other"
+
+
+def show_upstreams(brakes: Mapping[str, Brake], now: Seconds) -> None:
+    """Set the gauge of external services. O(brakes); there are at most as many as quotas."""
+    UPSTREAM.clear()
+    for quota, brake in brakes.items():
+        if (state := brake.state(now)) != "ok":
+            UPSTREAM.labels(quota, state).set(1)
 
 
 class PoolStages:

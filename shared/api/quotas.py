@@ -7,6 +7,7 @@ from typing import Annotated, Final, Self
 from pydantic import Field, model_validator
 
 from shared.api.tasks import Model, Name
+from shared.policy.model.brakes import UpstreamState
 from shared.policy.model.quotas import QuotaLimits, Rate
 
 MOST_RATES: Final = 8
@@ -68,6 +69,20 @@ class QuotaRateView(QuotaRate):
     """Unix seconds at which nothing will be missing if nothing more is taken; null: never."""
 
 
+class Upstream(Model):
+    """External service behind a quota, as its answers to calls of the mesh show it."""
+
+    state: UpstreamState
+    """`ok`. `slowed`: it has asked for fewer calls. `open`: it fails, and no call is made. `half-open`: it has failed,
+    and one call is made to see whether it answers. `exhausted`: its account has no credit; one call is made from time to
+    time, and work continues when one succeeds or the quota is set again."""
+    not_before: float | None = None
+    """Unix seconds before which no call is made; null: it is not limited."""
+    most: int | None = None
+    """Most calls at once, because of the service's answers; null: they do not limit it."""
+    reason: str = ""
+
+
 class QuotaView(Model):
     """A quota, and what granted actions have taken of it."""
 
@@ -78,6 +93,7 @@ class QuotaView(Model):
     actions: int
     """Number of these actions."""
     rates: list[QuotaRateView]
+    upstream: Upstream
 
 
 class QuotaList(Model):

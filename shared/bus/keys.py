@@ -233,6 +233,8 @@ QUOTA_LEVELS: Final = "quotas:levels"
 """Hash: `<period or empty> <quota>` -> amount that is missing from that rate's full bucket, at what time
 (Unix seconds), and its refill per second, with spaces between. After its quota was deleted, until it has refilled;
 without refill 7 days."""
+QUOTA_BRAKES: Final = "quotas:brakes"
+"""Hash: quota -> its brake, JSON, while its external service does not answer as it should."""
 QUOTA_CHANGES: Final = quotas.QUOTA_CHANGES.name
 """Stream: changed limits; bounded."""
 BACKLOG: Final = "backlog"

@@ -27,6 +27,8 @@ METRICS = {
         "treadle_proxy_nodes",
         "treadle_proxy_planner_up",
         "treadle_proxy_queue_seconds",
+        "treadle_proxy_quota_upstream",
+        "treadle_proxy_upstream_answers_total",
         "treadle_proxy_queued_actions",
         "treadle_proxy_parked_actions",
         "treadle_proxy_parkings_total",

@@ -11,12 +11,13 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import CommandFailed, exit_status
 from treadle.cli.up import Home
-from treadle.client.answers import QuotaRateView, QuotaView
+from treadle.client.answers import QuotaRateView, QuotaView, Upstream
 from treadle.client.requests import QuotaRate
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the quota.", show_default=False)]
@@ -169,7 +170,19 @@ def _table(views: Sequence[QuotaView]) -> Table:
         for rate in view.rates:
             table.add_row(name, _limit(rate), f"{rate.taken:.4g}", f"{rate.free:.4g}", _full(rate))
             name = ""
+        if view.upstream.state != "ok":
+            table.add_row("", escape(_upstream(view.upstream)))
     return table
+
+
+def _upstream(upstream: Upstream) -> str:
+    """State of the external service, in words."""
+    parts = [f"provider {upstream.state}"]
+    if upstream.not_before is not None:
+        parts.append(f"no call before {_clock(upstream.not_before)}")
+    if upstream.most is not None:
+        parts.append(f"{upstream.most} calls at once")
+    return ", ".join(parts) + (f": {upstream.reason}" if upstream.reason else "")
 
 
 def _limit(rate: QuotaRateView) -> str:
@@ -185,4 +198,8 @@ def _limit(rate: QuotaRateView) -> str:
 def _full(rate: QuotaRateView) -> str:
     if not rate.taken:
         return ""
-    return "never" if rate.full_at is None else f"{datetime.fromtimestamp(rate.full_at, UTC).astimezone():%H:%M:%S}"
+    return "never" if rate.full_at is None else _clock(rate.full_at)
+
+
+def _clock(unix_s: float) -> str:
+    return f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%H:%M:%S}"

@@ -10,9 +10,10 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Response
 
 from services.proxy.state import CurrentState
-from shared.api.quotas import Quota, QuotaList, QuotaRateView, QuotaView
-from shared.bus import quotas
+from shared.api.quotas import Quota, QuotaList, QuotaRateView, QuotaView, Upstream
+from shared.bus import brakes, quotas
 from shared.bus.quotas import QuotaStatus
+from shared.policy.model.brakes import Brake
 from shared.policy.model.quotas import Rate
 from shared.runtime.app import problem_responses
 from shared.runtime.errors import BadRequest, NotFound
@@ -30,8 +31,8 @@ QuotaName = Annotated[str, Path(pattern=NAME, description="Name of the quota, as
 @router.get("", summary="All quotas", responses=problem_responses(503))
 async def list_quotas(proxy: CurrentState) -> QuotaList:
     now = proxy.clock.unix()
-    found = await quotas.read_statuses(proxy.redis)
-    return QuotaList(quotas=[_view(name, found[name], now) for name in sorted(found)])
+    found, known = await quotas.read_statuses(proxy.redis), await brakes.read_brakes(proxy.redis)
+    return QuotaList(quotas=[_view(name, found[name], known.get(name), now) for name in sorted(found)])
 
 
 @router.put(
@@ -58,7 +59,7 @@ async def get_quota(quota: QuotaName, proxy: CurrentState) -> QuotaView:
     status = (await quotas.read_statuses(proxy.redis, quota)).get(quota)
     if status is None:
         raise NotFound("quota", quota, "create it with PUT /v1/quotas/NAME")
-    return _view(quota, status, now)
+    return _view(quota, status, (await brakes.read_brakes(proxy.redis)).get(quota), now)
 
 
 @router.delete("/{quota}", status_code=204, summary="Delete a quota", responses=problem_responses(422, 503))
@@ -68,7 +69,7 @@ async def delete_quota(quota: QuotaName, proxy: CurrentState) -> Response:
     return Response(status_code=204)
 
 
-def _view(name: str, status: QuotaStatus, now: Seconds) -> QuotaView:
+def _view(name: str, status: QuotaStatus, brake: Brake | None, now: Seconds) -> QuotaView:
     limits = status.limits
     return QuotaView(
         name=name,
@@ -76,6 +77,17 @@ def _view(name: str, status: QuotaStatus, now: Seconds) -> QuotaView:
         held=status.held,
         actions=status.actions,
         rates=[_rate(rate, status, now) for rate in limits.rates],
+        upstream=_upstream(brake or Brake(), now),
+    )
+
+
+def _upstream(brake: Brake, now: Seconds) -> Upstream:
+    free_s = brake.free_s(now)
+    return Upstream(
+        state=brake.state(now),
+        not_before=free_s if free_s > now else None,
+        most=brake.most,
+        reason=brake.reason if brake.state(now) != "ok" else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Backlog, batch snapshots and reasons of waiting: published by the leader periodically, read by any replica."""
+"""Backlog, batch snapshots, reasons of waiting and brakes of quotas: published by the leader periodically, read by any replica."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import time
 
 from redis.asyncio import Redis
 
-from services.proxy.metrics import QUEUED, STUCK
+from services.proxy.metrics import QUEUED, STUCK, show_upstreams
 from shared.bus import backlog as bus_backlog
+from shared.bus.brakes import publish_brakes
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Deposed
 from shared.messages.batch_snapshot import SNAPSHOT_INTERVAL_S, OpenBatchesSnapshot, UnansweredRequests, pack
 from shared.policy.dispatch.backlog import Backlog
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.model.brakes import Brake
 from shared.policy.model.waiting import WaitingReasons
 from shared.runtime import log
 from shared.runtime.units import Epoch, Seconds
@@ -26,7 +28,7 @@ PAUSE_FACTOR = 50
 
 
 async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, clock: ValkeyClock) -> None:
-    """Loop: publish the backlog, the batch snapshots and why actions wait, whenever they have changed, until another
+    """Loop: publish the backlog, the batch snapshots, why actions wait and the brakes of quotas, whenever they have changed, until another
     leader has taken over.
 
     A turn costs O(unanswered actions) on the leader's loop. A new leader publishes its batch snapshots at once, also if
@@ -34,17 +36,23 @@ async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, cl
     """
     published: tuple[Backlog, dict[str, UnansweredRequests]] | None = None
     published_reasons: WaitingReasons | None = None
+    published_brakes: dict[str, Brake] | None = None
     pause_s = 0.0
     while True:
         await asyncio.sleep(pause_s)
         before = time.monotonic()
-        backlog, batches, reasons = dispatcher.survey(), _seen(dispatcher), dispatcher.waiting_reasons()
+        backlog, batches, reasons = dispatcher.survey(), _seen(dispatcher), dispatcher.waiting_reasons(clock.unix())
+        brakes = dispatcher.brakes()
         changed = published is None or batches != published[1]
         pause_s = max(PUBLISH_EVERY_S, PAUSE_FACTOR * (time.monotonic() - before))
         try:
             if published_reasons != reasons:
                 await bus_backlog.publish_reasons(redis, epoch, reasons)
                 published_reasons = reasons
+            if published_brakes != brakes:
+                await publish_brakes(redis, epoch, brakes)
+                published_brakes = brakes
+            show_upstreams(brakes, clock.unix())
             if published != (backlog, batches):
                 seen = OpenBatchesSnapshot(clock.unix(), batches) if changed else None
                 await bus_backlog.publish_backlog(redis, epoch, backlog, seen)

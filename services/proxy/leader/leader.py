@@ -24,7 +24,7 @@ from services.proxy.leader.requests import Unschedulable, to_end, to_granted, to
 from services.proxy.leader.requests_under_way import RequestsUnderWay
 from services.proxy.leader.unanswered import Unanswered
 from services.proxy.leader.wakeup import Wakeup
-from services.proxy.metrics import ACT, ANSWERED_AS, USED
+from services.proxy.metrics import ACT, ANSWERED_AS, ANSWERED_WITH, USED
 from services.proxy.records.answering import compose, is_masked, observe_queueing, reports, usage_of
 from services.proxy.records.failures import MOST_REASON
 from shared.bus.connection import ValkeyClock
@@ -189,6 +189,8 @@ class Leader:
             if outcome.action in ends:
                 self._end(now, ends)
                 ends = {}
+            for one in outcome.result.feedback:
+                ANSWERED_WITH[one.answer].inc()
             kept = self.unanswered.get(outcome.action)  # None: answered already, but this outcome frees its units
             if kept is not None and outcome.result.status in ("ok", "timeout", "refused"):
                 kept.result, kept.outcome = outcome.result, entry.id

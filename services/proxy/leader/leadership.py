@@ -16,7 +16,7 @@ from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.replicas import CHECK_S, AbsentReplicas
 from services.proxy.leader.takeover import take_over
 from services.proxy.leader.tenant_weights import TenantWeights
-from services.proxy.metrics import EPOCH, NODES, PARKED_NOW, QUEUED, STUCK, UNANSWERED
+from services.proxy.metrics import EPOCH, NODES, PARKED_NOW, QUEUED, STUCK, UNANSWERED, UPSTREAM
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
 from shared.bus import batches, quotas, streams, trajectories
@@ -147,7 +147,7 @@ class Leadership:
             EPOCH.set(0)
             UNANSWERED.set(0)
             PARKED_NOW.set(0)
-            for gauge in (NODES, QUEUED, STUCK):
+            for gauge in (NODES, QUEUED, STUCK, UPSTREAM):
                 gauge.clear()  # the next leader's values count
             interpreter.deposed = True
             for task in tasks:

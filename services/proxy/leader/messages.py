@@ -65,7 +65,7 @@ def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
         case CompletionExpected() as one:
             yield stimuli.EstimateReceived(one.batch, one.at)
         case QuotaChanged() as one:
-            yield QuotaSet(one.name, one.limits)
+            yield QuotaSet(one.name, one.limits, entry.at)
         case EnvironmentsExpected() as one if now - entry.at <= HINT_FRESH_S:
             yield from to_foreseen(one)
 

@@ -13,6 +13,7 @@ from services.proxy.leader.leader import Leader
 from shared.api.requests import StageReport
 from shared.bus.actions import read_continuations
 from shared.bus.batches import first_arrival
+from shared.bus.brakes import read_brakes
 from shared.bus.nodes import read_hellos
 from shared.bus.quotas import read_quotas
 from shared.bus.tail import Entry, Tail
@@ -24,7 +25,7 @@ from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES
 from shared.messages.quotas import QUOTA_CHANGES
 from shared.messages.targets import COMPLETIONS, TARGETS
-from shared.policy.dispatch.quota_stimuli import HoldRestored, LevelRestored, QuotaSet
+from shared.policy.dispatch.quota_stimuli import BrakeRestored, HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.stimuli import (
     ActionRestored,
     FirstArrivalRestored,
@@ -106,6 +107,8 @@ async def _restore_quotas(redis: Redis, leader: Leader) -> None:
         leader.restore(LevelRestored(*level[:4]))
     for hold in stored.holds:
         leader.restore(HoldRestored(hold))
+    for name, brake in (await read_brakes(redis)).items():
+        leader.restore(BrakeRestored(name, brake))
 
 
 async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:

@@ -9,7 +9,8 @@ local function publish_backlog(keys, args)
   return 1
 end
 
--- publish_reasons(epoch:<role>, backlog:reasons; epoch, [field, value]...): replace the reasons why actions wait
+-- publish_reasons(epoch:<role>, backlog:reasons or quotas:brakes; epoch, [field, value]...): replace the hash: the
+-- reasons why actions wait, or the brakes of quotas
 local function publish_reasons(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
   redis.call('DEL', keys[2])

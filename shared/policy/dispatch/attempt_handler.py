@@ -17,8 +17,10 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.node_choice import stale_prefetched
 from shared.policy.model.formulation import Advance, Command, EndedAs, Revoke
+from shared.policy.model.quotas import hold_key
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import added
+from shared.policy.resources.quota_feedback import apply_feedback
 
 LEAST_POSTPONED_S, MOST_POSTPONED_S = 1.0, 600.0
 """Bounds of the delay that a node may ask for."""
@@ -44,6 +46,9 @@ class AttemptHandler:
 
     def ended(self, now: float, end: Ended) -> list[Command]:
         """Handle the end of an attempt."""
+        if end.result.feedback:
+            key = hold_key(end.action, end.stage, end.attempt)
+            apply_feedback(self.cluster.quotas, key, end.result.feedback, now)
         node = self.cluster.nodes.present.get(end.node)
         was_orphan = (
             node is not None

@@ -176,7 +176,9 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
     if lane is not None and lane.node and lane.node not in cluster.nodes.present:
         return f"its deadline came while {lane.node}, where its environment is, was away"
     if action.work.quotas and not cluster.quotas.fits(action.work.quotas, action.request.deadline_s):
-        lacks = cluster.quotas.why_never(action.work.quotas) or "they were taken"
+        why = cluster.quotas.brakes.reasons(action.request.deadline_s)
+        held_back = next((why[name] for name in action.work.quotas if name in why), "they were taken")
+        lacks = cluster.quotas.why_never(action.work.quotas) or held_back
         return f"its deadline came while it waited for the quotas {', '.join(action.work.quotas)}: {lacks}"
     if any(action.could_run_on(node) for node in cluster.nodes.of(cluster.queues.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"

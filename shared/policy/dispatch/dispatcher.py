@@ -32,6 +32,7 @@ from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.dispatch.stimulus_handlers import Handler, StimulusHandlers
 from shared.policy.dispatch.views import ActionSummary, NodeSummary
 from shared.policy.dispatch.waiting_reasons import waiting_reasons
+from shared.policy.model.brakes import Brake
 from shared.policy.model.formulation import Command
 from shared.policy.model.waiting import WaitingReasons
 from shared.policy.resources.resource import Specs
@@ -98,9 +99,9 @@ class Dispatcher:
         """Return the present backlog; see `backlog.survey`."""
         return survey(self.cluster)
 
-    def waiting_reasons(self) -> WaitingReasons:
+    def waiting_reasons(self, now: float = 0.0) -> WaitingReasons:
         """Return why actions wait for more than their turn; see `waiting_reasons.waiting_reasons`."""
-        return waiting_reasons(self.cluster)
+        return waiting_reasons(self.cluster, now)
 
     def batch_snapshots(self) -> dict[str, BatchSnapshot]:
         """Return snapshots of the batches with unanswered requests; see `batch_snapshots.batch_snapshots`."""
@@ -153,6 +154,10 @@ class Dispatcher:
         work waits for that.
         """
         return self.cluster.next_wake_s
+
+    def brakes(self) -> dict[str, Brake]:
+        """Return the brakes of quotas: by what external services have answered."""
+        return dict(self.cluster.quotas.brakes.by_quota)
 
     @property
     def parked(self) -> int:

@@ -17,6 +17,7 @@ from shared.policy.model.formulation import Advance, AnswerAction, ChangeHolds, 
 from shared.policy.model.quotas import QuotaHold, Settled, hold_key
 from shared.policy.model.reports import HeldGrant, HeldGrants, is_listed
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.quota_checks import check_quotas
 from shared.policy.resources.quotas import Quotas
 
 
@@ -88,7 +89,7 @@ class AttemptHolds:
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
-        self.quotas.check()
+        check_quotas(self.quotas)
         for held in self.granted.values():
             for action in held.values():
                 if action.work.quotas and (action.allocated or action.parked):

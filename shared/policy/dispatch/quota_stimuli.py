@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.policy.model.brakes import Brake
 from shared.policy.model.quotas import QuotaHold, QuotaLimits
 
 
@@ -13,6 +14,8 @@ class QuotaSet:
 
     name: str
     limits: QuotaLimits | None
+    changed_s: float | None = None
+    """Time of the change; None: it is read from the store. A change ends exhaustion that began before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,5 +35,13 @@ class LevelRestored:
     at_s: float
 
 
-QuotaEvent = QuotaSet | HoldRestored | LevelRestored
+@dataclass(frozen=True, slots=True)
+class BrakeRestored:
+    """Brake of a quota (`resources.brakes`), from the store. Limits and holds come before it."""
+
+    quota: str
+    brake: Brake
+
+
+QuotaEvent = QuotaSet | HoldRestored | LevelRestored | BrakeRestored
 """Stimuli of quotas. A new leader reads all of them from the store, before any other stimulus."""

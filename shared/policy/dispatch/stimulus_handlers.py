@@ -21,13 +21,14 @@ from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.environment_placements import Placement
 from shared.policy.dispatch.node_handler import NodeHandler
 from shared.policy.dispatch.parking import ParkingHandler
-from shared.policy.dispatch.quota_stimuli import HoldRestored, LevelRestored, QuotaSet
+from shared.policy.dispatch.quota_stimuli import BrakeRestored, HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.scheduling_round import set_aside_stuck
 from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.model.formulation import Command
 from shared.policy.model.quotas import Level
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.quota_feedback import quota_changed, restore_brake
 from shared.policy.resources.resource import Specs
 
 Handler = Callable[[float, Any], list[Command] | None]
@@ -86,6 +87,7 @@ class StimulusHandlers:
             QuotaSet: self._quota_set,
             HoldRestored: self._hold_restored,
             LevelRestored: self._level_restored,
+            BrakeRestored: self._brake_restored,
             stimuli.TargetReceived: self._target_received,
             stimuli.PlannerChecked: self._planner_checked,
             stimuli.WeightsReceived: self._weights_received,
@@ -230,8 +232,9 @@ class StimulusHandlers:
 
     # ---- quotas ------------------------------------------------------------------------------------------------
 
-    def _quota_set(self, _: float, quota: QuotaSet) -> list[Command]:
+    def _quota_set(self, now: float, quota: QuotaSet) -> list[Command]:
         self.cluster.quotas.set(quota.name, quota.limits)
+        quota_changed(self.cluster.quotas, quota.name, quota.changed_s, now)
         self.cluster.queues.quotas_changed()
         return []
 
@@ -241,6 +244,9 @@ class StimulusHandlers:
 
     def _level_restored(self, _: float, known: LevelRestored) -> None:
         self.cluster.quotas.restore_level(known.quota, known.period_s, Level(known.used, known.at_s))
+
+    def _brake_restored(self, _: float, known: BrakeRestored) -> None:
+        restore_brake(self.cluster.quotas, known.quota, known.brake)
 
     # ---- planner and time --------------------------------------------------------------------------------------
 
@@ -278,6 +284,7 @@ class StimulusHandlers:
         commands += self._environments.expire_absent(now, config.placement_lost_s)
         self.cluster.queues.requeue_due(now)
         self.cluster.quotas.forget_full(now)
+        self.cluster.quotas.brakes.forget(now)
         if now - self._window_s >= config.linger_s:
             self._window_s = now
             self.cluster.queues.next_window()

@@ -44,12 +44,16 @@ EMPTY: Final = b"{}"
 """Output of an attempt that has none."""
 
 
+UpstreamAnswer = Literal["ok", "pushed-back", "failed", "exhausted"]
+"""Answer of an external service. `pushed-back`: it wants fewer calls. `failed`: it is broken or away. `exhausted`: its
+account has no credit."""
+
+
 class Feedback(msgspec.Struct, frozen=True, omit_defaults=True):
     """How an external service answered one call, for the quota that limits calls of it."""
 
     quota: str
-    answer: Literal["ok", "pushed-back", "failed", "exhausted"]
-    """`pushed-back`: it wants fewer calls. `failed`: it is broken or away. `exhausted`: its account has no credit."""
+    answer: UpstreamAnswer
     not_before_s: float = 0.0
     """Seconds, counted from the end of the attempt, before which it wants no call; 0: it has named none."""
     reason: str = ""

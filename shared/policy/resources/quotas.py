@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shared.policy.model.quotas import Amounts, Level, QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.resources.brakes import Brakes
 
 ROUNDING: Final = 1e-9
 """Relative excess of a limit that counts as rounding."""
@@ -59,6 +60,8 @@ class Quotas:
     """Node of a former leader's hold -> time since which it has been absent."""
     ends: dict[str, float] = field(default_factory=dict)
     """`QuotaHold.key` -> predicted end of its attempt; the time of the grant for one of a former leader."""
+    brakes: Brakes = field(default_factory=Brakes)
+    """What external services have answered: `quota_feedback` changes it."""
 
     # ---- limits ------------------------------------------------------------------------------------------------
 
@@ -119,6 +122,8 @@ class Quotas:
                 return name
             if any(_exceeds(self.missing(name, rate, now) + amount, rate.most) for rate in limits.rates):
                 return name
+            if self.brakes.by_quota and self.brakes.blocks(name, len(self.holders.get(name, ())), now):
+                return name
         return None
 
     def free_at(self, amounts: Amounts, now: float) -> float:
@@ -134,12 +139,15 @@ class Quotas:
                 return math.inf
             for most in limits.concurrency:
                 at_s = max(at_s, self._ended_at(name, most - amount, now))
+            if name in self.brakes.by_quota:
+                at_s = max(at_s, self.brakes.call_at(name, self.holders.get(name, ()), now))
         return at_s
 
     def refilled_at(self, amounts: Amounts, now: float) -> float:
-        """Return when the rates of these quotas can give these amounts together; infinity if never."""
+        """Return when the rates and brakes of these quotas can give these amounts together; infinity if never."""
         at_s = now
         for name, amount in amounts.items():
+            at_s = max(at_s, self.brakes.free_s(name, now))
             for rate in self._rates(name):
                 at_s = max(at_s, self._rate_refilled_at(name, rate, amount, now))
         return at_s
@@ -182,6 +190,8 @@ class Quotas:
                 held = self._held_after(name, until_s)
                 if any(_exceeds(held + amount + head[name], most) for most in limits.concurrency):
                     return True
+            if end_s > until_s and self.brakes.delays(name, self.holders.get(name, ()), until_s):
+                return True
         return False
 
     def _held_after(self, name: str, until_s: float) -> float:
@@ -198,6 +208,7 @@ class Quotas:
         """Take the amounts of an attempt when it is granted. `end_s`: predicted end of the attempt."""
         self.restore(hold, end_s)
         for name, amount in hold.amounts.items():
+            self.brakes.granted(name, hold.key, hold.at_s)
             for rate in self._rates(name):
                 level = self.levels.get((name, rate.period_s), Level())  # maybe of a clock that was ahead of this one
                 missing = level.at(hold.at_s, rate)
@@ -256,7 +267,7 @@ class Quotas:
 
     def undo(self, key: str) -> None:
         """Undo a take whose grant was never sent. The store does not know it."""
-        hold = self._remove(key)
+        hold = self._remove(key, unsent=True)
         if hold is not None:
             for name, amount in hold.amounts.items():
                 for rate in self._rates(name):
@@ -270,7 +281,7 @@ class Quotas:
             self.changed[name] = None
             self.levels[name, rate.period_s] = Level(max(0.0, level.at(now, rate) - amount), now)
 
-    def _remove(self, key: str) -> QuotaHold | None:
+    def _remove(self, key: str, *, unsent: bool = False) -> QuotaHold | None:
         hold = self.holds.pop(key, None)
         if hold is not None:
             end_s = self.ends.pop(key)
@@ -280,6 +291,7 @@ class Quotas:
             for name, amount in hold.amounts.items():
                 self.used[name] -= amount
                 self.changed[name] = None
+                self.brakes.ended(name, key, hold.at_s if unsent else None)
                 self._remove_holder(name, end_s, key)
                 if not self.holders[name]:
                     del self.used[name], self.holders[name]  # exactly nothing, without rounding errors
@@ -308,21 +320,6 @@ class Quotas:
         """Return the changes since the last call, for the store."""
         changes, self.changes = self.changes, []
         return changes
-
-    # ---- invariants --------------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Assert the invariants; tests call it after every step, services never do."""
-        assert self.ends.keys() == self.holds.keys(), "each hold has a predicted end"
-        assert {key: one for here in self.by_node.values() for key, one in here.items()} == self.holds, "holds by node"
-        assert self.by_node.keys() == {hold.node for hold in self.holds.values()}, "nodes with holds"
-        for name in {*self.used, *(name for hold in self.holds.values() for name in hold.amounts)}:
-            used = sum(hold.amounts.get(name, 0.0) for hold in self.holds.values())
-            assert math.isclose(used, self.used.get(name, 0.0), abs_tol=1e-6), f"amounts held of {name}"
-            holds = [
-                (self.ends[key], key, hold.amounts[name]) for key, hold in self.holds.items() if name in hold.amounts
-            ]
-            assert sorted(holds) == self.holders.get(name, []), f"holds of {name} by predicted end"
 
 
 def _exceeds(amount: float, most: float) -> bool:

@@ -37,7 +37,7 @@ ALONE = {
     "actions", "outcomes", "answered", "nodes", "batches", "trajectories", "batches:open", "trajectories:open",
     "trajectories:due", "trajectories:ended", "placements", "backlog", "backlog:reasons", "kept", "kept:batches",
     "unarchived", "unarchived:actions", "archived", "expiring", "ids", "mesh", "schema", "hellos", "hellos:at",
-    "generations", "suspects", "tenants", "tenants:changes", "quotas", "quotas:holds", "quotas:levels",
+    "generations", "suspects", "tenants", "tenants:changes", "quotas", "quotas:holds", "quotas:levels", "quotas:brakes",
     "quota-changes",
 }  # fmt: skip
 GROUPS = {

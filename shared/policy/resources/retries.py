@@ -17,9 +17,7 @@ JITTER: Final = 0.1
 MOST_DOUBLINGS: Final = 16
 
 
-def retry_delay_s(
-    attempt: int, not_before_s: float, random: Random, longest_s: float = LONGEST_DELAY_S
-) -> float:
+def retry_delay_s(attempt: int, not_before_s: float, random: Random, longest_s: float = LONGEST_DELAY_S) -> float:
     """Return the seconds between an attempt, counted from 1, and the next one.
 
     Args:

@@ -1,7 +1,7 @@
 """Files of search agents.
 
-A trace file is JSON Lines, gzipped where its name ends in `.gz`; blank lines are passed over. One trajectory a line; all
-begin at once::
+A trace file is JSON Lines, gzipped where its name ends in `.gz`; blank lines are passed over. One trajectory a line;
+all begin at once::
 
     {"trajectory", "calls": [{"think_s"?, "upstream"?, "work"?}, ...], "last_s"?}
 

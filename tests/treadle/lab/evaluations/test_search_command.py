@@ -53,7 +53,9 @@ def trace(path: Path, count: int = 6) -> Path:
 def test_tables_are_on_standard_output_and_progress_is_not(tmp_path: Path) -> None:
     done = replayed("--quick", "--seeds", "1", "--plot", str(tmp_path / "out.png"))
     assert done.exit_code == 0, done.stderr
-    for output in ("DeepSearch, reproduced", "1.5×", "provider.overload", "Stated or assumed", "400 a second", *SYSTEMS):
+    for output in ("DeepSearch, reproduced", "1.5×", "provider.overload", "Stated or assumed", "400 a second"):
+        assert output in done.stdout
+    for output in SYSTEMS:
         assert output in done.stdout
     assert "replaying" in done.stderr
     assert "replaying" not in done.stdout

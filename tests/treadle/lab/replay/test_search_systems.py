@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.treadle.lab.replay.test_search_provider import PLAIN, admits_too_much
+from treadle.lab.evaluations.search.jobs import batch_of
 from treadle.lab.replay.search.assumptions import CLIENT, TRAINER, Provider
 from treadle.lab.replay.search.clients import Clients, Limiter
-from treadle.lab.replay.search.evaluation import DEFAULT, OURS_NAME, SYSTEMS, VARIANTS, Setting, at_rate, replay
+from treadle.lab.replay.search.evaluation import DEFAULT, OURS_NAME, SYSTEMS, VARIANTS, Setting, at_rate
+from treadle.lab.replay.search.evaluation import replay as replay_batch
 from treadle.lab.replay.search.measures import StepRun
 from treadle.lab.replay.search.provider import SimulatedProvider
 from treadle.lab.replay.search.rollout import Replacement, Rollout
@@ -28,6 +30,10 @@ SMALL = DEFAULT.scaled(32)
 """64 trajectories and 3.1 searches a second."""
 CALM = replace(SMALL.provider, slow_every_s=0.0)
 REPLACEMENTS: tuple[Replacement, ...] = ("at once", "after the round", "never")
+
+
+def replay(system: str, setting: Setting, seed: int) -> StepRun:
+    return replay_batch(system, setting, batch_of(setting, seed), seed)
 
 
 def fixed(setting: Setting, provider: Provider) -> Setting:

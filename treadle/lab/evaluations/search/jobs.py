@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from treadle.lab.evaluations.pool import OnDone, run_jobs
 from treadle.lab.replay.search.evaluation import (
     ALONE,
@@ -19,6 +21,7 @@ from treadle.lab.replay.search.evaluation import (
 )
 from treadle.lab.replay.search.measures import StepRun
 from treadle.lab.replay.search.trace import SearchBatch
+from treadle.lab.replay.search.workload import generate
 
 SEEDS: int = 5
 """Seeds of the evaluation, from 1 on."""
@@ -45,6 +48,11 @@ class SearchWorkload:
     """A trace of one's own; empty: generated ones."""
 
 
+def batch_of(setting: Setting, seed: int) -> SearchBatch:
+    """Return the trajectories of a step: the same for all systems."""
+    return generate(np.random.default_rng(seed), setting.trainer, setting.provider, setting.questions)
+
+
 @dataclass(frozen=True)
 class SearchJob:
     """One system under one setting with one seed."""
@@ -64,7 +72,7 @@ class SearchJob:
         return WEIGHTS.get(self.system, 1.0) * self.setting.questions
 
     def __call__(self) -> StepRun:
-        return replay(self.system, self.setting, self.seed, self.given)
+        return replay(self.system, self.setting, self.given or batch_of(self.setting, self.seed), self.seed)
 
 
 @dataclass

@@ -21,7 +21,7 @@ class Provider:
     latency_s: float = assumed(1.0, "ours: median of an idle service")
     latency_spread: float = assumed(0.5, "ours: standard deviation of the logarithm")
     load_slope: float = assumed(1.0, "ours: at full concurrency calls take twice as long; grows with its square")
-    refusal_s: float = assumed(0.1, "ours: until a 429 is there; it has Retry-After in whole seconds and takes no token")
+    refusal_s: float = assumed(0.1, "ours: until a 429 is there; Retry-After is in whole seconds; no token is taken")
     errors: float = assumed(0.01, "ours: calls that end with a 5xx after their latency")
     overload: float = assumed(3.0, "ours: times `per_s`; of calls beyond that, refused ones included, the rest hangs")
     hangs: float = assumed(0.0, "ours: calls that hang without overload; 0 favours the baselines; see the variants")

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Literal
 
-import numpy as np
-
 from treadle.lab.replay.search.assumptions import (
     CLIENT,
     OURS,
@@ -28,7 +26,6 @@ from treadle.lab.replay.search.simulated_mesh import SimulatedMesh
 from treadle.lab.replay.search.trace import PAGES as PAGES_NAME
 from treadle.lab.replay.search.trace import SEARCH, SearchBatch
 from treadle.lab.replay.search.virtual_time import VirtualTime
-from treadle.lab.replay.search.workload import generate
 
 Sharing = Literal["none", "each the limit", "each a part", "mesh"]
 OURS_NAME: Final = "treadle"
@@ -94,13 +91,12 @@ VARIANTS: Mapping[str, Setting] = {
 """One thing changed at a time."""
 
 
-def replay(system: str, setting: Setting, seed: int, given: SearchBatch = ()) -> StepRun:
-    """Run one step under one system. The same seed gives all systems the same trajectories and slow-downs.
+def replay(system: str, setting: Setting, batch: SearchBatch, seed: int) -> StepRun:
+    """Run one step under one system. The same seed gives all systems the same slow-downs.
 
     Raises:
         SimulationError: a trajectory waits forever.
     """
-    batch = given or generate(np.random.default_rng(seed), setting.trainer, setting.provider, setting.questions)
     time, providers = VirtualTime(), _providers(setting, seed)
     run = StepRun(system, len(batch), [0.0] * len(batch))
     caller = _caller(SYSTEMS[system], setting, time, providers, Random(f"{seed} caller"))
@@ -118,7 +114,8 @@ def _providers(setting: Setting, seed: int) -> dict[str, SimulatedProvider]:
         latency_s=PAGES.latency_s,
     )
     return {
-        name: SimulatedProvider(rules, Random(f"{seed} {name}")) for name, rules in ((SEARCH, search), (PAGES_NAME, pages))
+        name: SimulatedProvider(rules, Random(f"{seed} {name}"))
+        for name, rules in ((SEARCH, search), (PAGES_NAME, pages))
     }
 
 

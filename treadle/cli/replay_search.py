@@ -42,9 +42,9 @@ def search(
         if trace is not None and quick:
             raise ReplayError("--trace has its own size: leave out --quick", WRONG)
         workload = SearchWorkload(seeds, QUICK if quick else 1, () if trace is None else _trajectories(trace))
-        jobs = evaluation(workload)
-        with progress_bar(Console(stderr=True), "replaying DeepSearch", sum(job.weight for job in jobs)) as on_done:
-            report = SearchReport(workload, run_all(jobs, processes, on_done))
+        weight = sum(job.weight for job in evaluation(workload))
+        with progress_bar(Console(stderr=True), "replaying DeepSearch", weight) as on_done:
+            report = SearchReport(workload, run_all(workload, processes, on_done))
         if plot is not None:
             from treadle.lab.evaluations.search.plot import draw  # matplotlib is not always there
 

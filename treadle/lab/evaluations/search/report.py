@@ -11,7 +11,7 @@ import numpy as np
 from treadle.lab.evaluations.distrs.report import PaperFigure
 from treadle.lab.evaluations.search.jobs import MAIN, SearchResults, SearchWorkload, of_rate, settings
 from treadle.lab.replay.search.assumptions import CLIENT, OURS, PAGES, PROVIDER, TRAINER
-from treadle.lab.replay.search.evaluation import ALONE, OURS_NAME, PAPER_RATIO, RATES, SYSTEMS, VARIANTS
+from treadle.lab.replay.search.evaluation import ALONE, OURS_NAME, PAPER_RATIO, RATES, VARIANTS
 from treadle.lab.replay.search.measures import StepRun
 from treadle.lab.replay.search.trace import SEARCH
 from treadle.lab.replay.tangram.assumptions import assumptions_of
@@ -36,9 +36,9 @@ class SearchReport:
         for setting in (MAIN, *map(of_rate, RATES), *VARIANTS):
             name = f"§6.2: step, {ALONE} / ours, {setting}"
             yield self._figure(name, "x", PAPER_RATIO, self.ratios(ALONE, setting))
-        for system in SYSTEMS:
-            if system not in (ALONE, OURS_NAME):
-                yield self._figure(f"step, {system} / ours", "x", None, self.ratios(system, MAIN))
+        for setting, runs in self.results.runs.items():
+            for system in (one for one in runs if one not in (ALONE, OURS_NAME)):
+                yield self._figure(f"step, {system} / ours, {setting}", "x", None, self.ratios(system, setting))
 
     def _figure(self, name: str, unit: str, paper: float | None, draws: tuple[float, ...]) -> PaperFigure:
         return PaperFigure(

@@ -17,13 +17,15 @@ class Provider:
 
     per_s: float = assumed(100.0, "ours, unpublished: paid search APIs sell 50 to 300 calls a second; see the sweep")
     burst_s: float = assumed(1.0, "ours: the bucket holds the calls of one second")
-    concurrency: int = assumed(200, "ours: twice the calls of one second; one more is refused")
+    concurrency: int = assumed(400, "ours: four times the calls of one second; one more is refused")
     latency_s: float = assumed(1.0, "ours: median of an idle service")
     latency_spread: float = assumed(0.5, "ours: standard deviation of the logarithm")
     load_slope: float = assumed(1.0, "ours: at full concurrency calls take twice as long; grows with its square")
     refusal_s: float = assumed(0.1, "ours: until a 429 is there; Retry-After is in whole seconds; no token is taken")
     errors: float = assumed(0.01, "ours: calls that end with a 5xx after their latency")
-    overload: float = assumed(3.0, "ours: times `per_s`; of calls beyond that, refused ones included, the rest hangs")
+    overload: float = assumed(
+        3.0, "ours: times the bucket (or `per_s`, if more): of more calls in a second the rest hangs"
+    )
     hangs: float = assumed(0.0, "ours: calls that hang without overload; 0 favours the baselines; see the variants")
     slow_every_s: float = assumed(300.0, "ours: mean time between two slow-downs of the service")
     slow_for_s: float = assumed(30.0, "ours: duration of a slow-down")
@@ -65,6 +67,9 @@ class Client:
     jitter: float = assumed(0.5, "ours: part of the backoff by which it varies")
     heeds: int = assumed(0, "ours: 1 waits for Retry-After; see the variants")
     processes: int = assumed(8, "verl's default number of agent workers: each has a limiter of its own")
+    trainers: int = assumed(
+        1, "ours: that share the account, all but one in another phase; they have parts of a 1/N split"
+    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Ours:
     network_s: float = assumed(0.02, "ours: least time from a grant to the service")
     jitter_s: float = assumed(0.05, "ours: most that is added to it, evenly")
     answer_s: float = assumed(0.01, "ours: overhead of an action, from the service's answer to the trajectory")
-    burst: float = assumed(0.9, "ours: of the service's bucket, so that the jitter never brings two bursts together")
+    burst: float = assumed(0.9, "ours: of the service's bucket, so that the jitter brings no two bursts together")
     concurrency: float = assumed(1.0, "ours: of the service's own limit")
     attempts: int = assumed(4, "§6.1: as many as the baseline's; those that were pushed back do not count")
     timeout_s: float = assumed(600.0, "§6.1: as the baseline's")

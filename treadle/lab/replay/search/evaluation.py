@@ -53,6 +53,11 @@ class Setting:
     questions: int = 1
     """Recorded trajectories that one trajectory consists of."""
 
+    def concerning(self, sharing: Sharing) -> Setting:
+        """Return this setting without what has no effect on the rollout under a system: equal ones give equal runs."""
+        setting = replace(self, trainer=replace(self.trainer, update_s=TRAINER.update_s))
+        return replace(setting, client=CLIENT) if sharing == "mesh" else replace(setting, ours=OURS)
+
     def scaled(self, divisor: int) -> Setting:
         """Return a setting with a smaller batch, and limits that are smaller by as much."""
         provider = replace(
@@ -65,12 +70,12 @@ class Setting:
 
 DEFAULT: Final = Setting()
 RATES: Final = (25.0, 50.0, 100.0, 200.0, 400.0)
-"""Limits of the searches, calls a second. The concurrency is twice as many."""
+"""Limits of the searches, calls a second. The concurrency is four times as many."""
 
 
 def at_rate(per_s: float, setting: Setting = DEFAULT) -> Setting:
     """Return the setting with another limit of searches."""
-    return replace(setting, provider=replace(setting.provider, per_s=per_s, concurrency=round(2 * per_s)))
+    return replace(setting, provider=replace(setting.provider, per_s=per_s, concurrency=round(4 * per_s)))
 
 
 VARIANTS: Mapping[str, Setting] = {
@@ -86,6 +91,7 @@ VARIANTS: Mapping[str, Setting] = {
     "replaced after the round": replace(DEFAULT, replacement="after the round"),
     "lost ones are masked": replace(DEFAULT, replacement="never"),
     "update of 600 s": replace(DEFAULT, trainer=replace(TRAINER, update_s=600.0)),
+    "another trainer is idle": replace(DEFAULT, client=replace(CLIENT, trainers=2)),
     "four questions each": replace(DEFAULT, questions=4),
 }
 """One thing changed at a time."""
@@ -100,7 +106,7 @@ def replay(system: str, setting: Setting, batch: SearchBatch, seed: int) -> Step
     time, providers = VirtualTime(), _providers(setting, seed)
     run = StepRun(system, len(batch), [0.0] * len(batch))
     caller = _caller(SYSTEMS[system], setting, time, providers, Random(f"{seed} caller"))
-    Rollout(time, caller, batch, setting.trainer, setting.replacement, Random(f"{seed} trainer"), run).run()
+    Rollout(time, caller, batch, setting.trainer, setting.replacement, run).run()
     run.measure(providers)
     return run
 
@@ -125,7 +131,7 @@ def _caller(
     if sharing == "mesh":
         return SimulatedMesh(time, providers, setting.ours, random)
     processes = setting.client.processes
-    parts = {"none": 0, "each the limit": 1, "each a part": processes}[sharing]
+    parts = {"none": 0, "each the limit": 1, "each a part": processes * setting.client.trainers}[sharing]
     limiters = {
         (process, name): Limiter(
             time, one.rules.per_s / parts, max(1.0, one.rules.burst / parts), max(1, one.rules.concurrency // parts)

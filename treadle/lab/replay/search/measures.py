@@ -44,7 +44,7 @@ class StepRun:
     def measure(self, providers: Mapping[str, SimulatedProvider]) -> None:
         """Add what the services have counted."""
         for name, provider in providers.items():
-            self.outcomes[name] = dict(provider.counts)
+            self.outcomes[name] = {str(outcome): count for outcome, count in provider.counts.items()}
             self.most_running[name] = provider.most_running
             at = int(BUSY_PART * len(provider.admitted_s))
             self.use[name] = at / provider.limit(provider.admitted_s[at]) if provider.admitted_s else 0.0

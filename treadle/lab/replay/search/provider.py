@@ -99,7 +99,7 @@ class SimulatedProvider:
         while self._arrived_s and self._arrived_s[0] <= now - 1.0:
             self._arrived_s.popleft()
         self._arrived_s.append(now)
-        beyond = 1.0 - rules.overload * rules.per_s / factor / len(self._arrived_s)
+        beyond = 1.0 - rules.overload * max(rules.per_s, rules.burst) / factor / len(self._arrived_s)
         if self.random.random() < max(rules.hangs, beyond):
             return Answer("hung", math.inf)
         if self._tokens < 1.0 - 1e-9:

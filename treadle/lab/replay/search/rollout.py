@@ -1,15 +1,14 @@
 """The trainer: trajectories begin together, think and call, and those that are lost are replaced.
 
 §6.2: API failures make trajectories ineffective and reduce the pass rate, which makes the step slow. This is read as:
-a step needs its whole batch, so a lost trajectory is replaced by another one with the same calls.
+a step needs its whole batch, so a lost trajectory is replaced. The other one has the same thoughts and calls, so that
+no system has an easier batch because its longest trajectories were lost.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from random import Random
+from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from treadle.lab.replay.search.assumptions import Trainer
@@ -44,7 +43,6 @@ class _Slot:
     answered: int = 0
     """Calls of the present trajectory that were answered."""
     asked_s: float = 0.0
-    thinks: tuple[float, ...] = field(default=())
 
 
 class Rollout:
@@ -52,10 +50,10 @@ class Rollout:
 
     def __init__(
         self, time: VirtualTime, caller: Caller, batch: SearchBatch, trainer: Trainer, replacement: Replacement,
-        random: Random, run: StepRun,
+        run: StepRun,
     ) -> None:  # fmt: skip
         self._time, self._caller, self._batch, self._trainer = time, caller, batch, trainer
-        self._replacement, self._random, self._run = replacement, random, run
+        self._replacement, self._run = replacement, run
         self._open = self._active = len(batch)
         """Places without a reward; those that do something in this round."""
         self._lost: list[_Slot] = []
@@ -75,17 +73,15 @@ class Rollout:
         return self._run
 
     def _start(self, slot: _Slot) -> None:
-        trajectory = self._batch[slot.number]
         slot.starts, slot.at, slot.answered = slot.starts + 1, 0, 0
-        slot.thinks = (*(call.think_s for call in trajectory.calls), trajectory.last_s)
-        if slot.starts > 1:  # another sample
-            spread = self._trainer.think_spread
-            slot.thinks = tuple(self._trainer.think_s * math.exp(self._random.gauss(0.0, spread)) for _ in slot.thinks)
         self._think(slot)
 
     def _think(self, slot: _Slot) -> None:
-        more = slot.at < len(self._batch[slot.number].calls)
-        self._time.after(slot.thinks[slot.at], lambda: self._act(slot) if more else self._reward(slot))
+        trajectory = self._batch[slot.number]
+        if slot.at < len(trajectory.calls):
+            self._time.after(trajectory.calls[slot.at].think_s, lambda: self._act(slot))
+        else:
+            self._time.after(trajectory.last_s, lambda: self._reward(slot))
 
     def _act(self, slot: _Slot) -> None:
         slot.asked_s = self._time.now

@@ -136,9 +136,7 @@ class SimulatedMesh:
             return AttemptResult("ok", feedback=(Feedback(call.upstream, "ok"),))
         pushed_back = answer.outcome == "refused"
         reason = "429" if pushed_back else answer.outcome
-        feedback = (
-            Feedback(call.upstream, "pushed-back" if pushed_back else "failed", answer.retry_after_s, reason),
-        )
+        feedback = (Feedback(call.upstream, "pushed-back" if pushed_back else "failed", answer.retry_after_s, reason),)
         delay_s = retry_delay_s(grant.attempt, answer.retry_after_s, self._random)
         deadline_s = self._asked[grant.action][2]
         last = grant.attempt >= self._ours.attempts and not pushed_back

@@ -78,7 +78,7 @@ def test_latency_grows_with_the_square_of_the_load() -> None:
 
 
 def test_of_calls_beyond_the_overload_the_rest_hangs() -> None:
-    provider = service(replace(PLAIN, per_s=10.0, overload=3.0, concurrency=10_000))
+    provider = service(replace(PLAIN, per_s=10.0, burst_s=1.0, overload=3.0, concurrency=10_000))
     answers = [provider.call(number / 200.0, 1.0) for number in range(2000)]
     hung = [answer for answer in answers[200:] if answer.outcome == "hung"]
     assert len(hung) / 1800 == pytest.approx(1 - 30 / 200, abs=0.03)

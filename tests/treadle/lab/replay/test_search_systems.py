@@ -152,7 +152,8 @@ def ends_of(system: str, provider: Provider, calls: int, **client: float) -> tup
 def test_alone_a_call_is_tried_four_times_with_growing_pauses() -> None:
     ends, run = ends_of("alone", replace(PLAIN, per_s=0.01, burst_s=100.0), 2)
     assert ends[0] == (1.0, True)
-    assert ends[1] == (pytest.approx(0.1 + 1 + 0.1 + 2 + 0.1 + 4 + 0.1), False)
+    assert ends[1][0] == pytest.approx(0.1 + 1 + 0.1 + 2 + 0.1 + 4 + 0.1)
+    assert ends[1][1] is False
     assert run.calls("refused") == 4
 
 

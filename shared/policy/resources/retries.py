@@ -17,14 +17,14 @@ JITTER: Final = 0.1
 MOST_DOUBLINGS: Final = 16
 
 
-def retry_delay_s(attempt: int, not_before_s: float, random: Random, longest_s: float = LONGEST_DELAY_S) -> float:
+def retry_delay_s(attempt: int, not_before_s: float, rng: Random, longest_s: float = LONGEST_DELAY_S) -> float:
     """Return the seconds between an attempt, counted from 1, and the next one.
 
     Args:
         attempt: the one that has failed.
         not_before_s: seconds before which the service wants no call; 0 if it has named none.
-        random: source of the jitter.
+        rng: source of the jitter.
         longest_s: bound of the backoff; `not_before_s` may be longer.
     """
-    backoff_s = random.uniform(0.0, min(longest_s, FIRST_DELAY_S * 2.0 ** min(attempt - 1, MOST_DOUBLINGS)))
-    return max(backoff_s, not_before_s * (1.0 + random.uniform(0.0, JITTER)))
+    backoff_s = rng.uniform(0.0, min(longest_s, FIRST_DELAY_S * 2.0 ** min(attempt - 1, MOST_DOUBLINGS)))
+    return max(backoff_s, not_before_s * (1.0 + rng.uniform(0.0, JITTER)))

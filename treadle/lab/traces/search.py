@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from treadle.lab.replay.search.trace import SEARCH, UPSTREAMS, Call, SearchBatch, SearchTrajectory
+from treadle.lab.replay.search.trace import SEARCH, UPSTREAMS, AgentCall, SearchBatch, SearchTrajectory
 from treadle.lab.traces.rewards import TraceError
 
 MOST_S: Final = 1e5
@@ -86,7 +86,7 @@ class _Reader:
         last_s = self._number(line.get("last_s", 0), "last_s", MOST_S)
         return SearchTrajectory(str(name), tuple(self._call(call, at) for at, call in enumerate(calls, 1)), last_s)
 
-    def _call(self, found: dict[str, Any], at: int) -> Call:
+    def _call(self, found: dict[str, Any], at: int) -> AgentCall:
         strange = sorted(found.keys() - FIELDS)
         if strange:
             raise self.refusal(f"call {at} has {', '.join(strange)}: use {', '.join(sorted(FIELDS))}")
@@ -94,7 +94,7 @@ class _Reader:
         if upstream not in UPSTREAMS:
             raise self.refusal(f"upstream of call {at} is {upstream!r}: use {' or '.join(UPSTREAMS)}")
         think_s = self._number(found.get("think_s", 0), f"think_s of call {at}", MOST_S)
-        return Call(think_s, upstream, self._number(found.get("work", 1), f"work of call {at}", MOST_WORK))
+        return AgentCall(think_s, upstream, self._number(found.get("work", 1), f"work of call {at}", MOST_WORK))
 
     def _number(self, found: Any, what: str, most: float) -> float:
         if type(found) not in (int, float) or not math.isfinite(found) or not 0 <= found <= most:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.lab.replay.search.assumptions import Provider
-from treadle.lab.replay.search.provider import Answer, SimulatedProvider
+from treadle.lab.replay.search.provider import ProviderAnswer, SimulatedProvider
 
 PLAIN = Provider(
     per_s=2.0, burst_s=1.5, concurrency=4, latency_s=1.0, load_slope=0.0, errors=0.0, overload=1e9, slow_every_s=0.0
@@ -59,7 +59,7 @@ def test_no_window_admits_more_than_burst_and_refill_and_no_moment_more_than_the
 def test_a_call_without_a_token_is_refused_with_whole_seconds() -> None:
     provider = service(replace(PLAIN, per_s=0.4, burst_s=5.0))
     assert [provider.call(0.0, 1.0).outcome for _ in range(2)] == ["ok", "ok"]
-    assert provider.call(0.0, 1.0) == Answer("refused", 0.1, 3.0)
+    assert provider.call(0.0, 1.0) == ProviderAnswer("refused", 0.1, 3.0)
     assert provider.call(2.49, 1.0).outcome == "refused", "a refused call has taken no token"
     assert provider.call(2.5, 1.0).outcome == "ok"
 

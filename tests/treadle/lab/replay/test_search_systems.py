@@ -20,8 +20,8 @@ from treadle.lab.replay.search.evaluation import replay as replay_batch
 from treadle.lab.replay.search.measures import StepRun
 from treadle.lab.replay.search.provider import SimulatedProvider
 from treadle.lab.replay.search.rollout import Replacement, Rollout
-from treadle.lab.replay.search.simulated_mesh import SimulatedMesh
-from treadle.lab.replay.search.trace import PAGES, SEARCH, Call, SearchTrajectory
+from treadle.lab.replay.search.simulated_mesh import SearchMesh
+from treadle.lab.replay.search.trace import PAGES, SEARCH, AgentCall, SearchTrajectory
 from treadle.lab.replay.search.virtual_time import VirtualTime
 from treadle.lab.replay.search.workload import generate
 from treadle.lab.replay.tangram.simulated_mesh import SimulationError
@@ -97,7 +97,7 @@ def test_admissions_of_the_mesh_pass_a_brute_force_count() -> None:
     providers = {SEARCH: SimulatedProvider(rules, Random(1)), PAGES: SimulatedProvider(rules, Random(2))}
     batch = generate(np.random.default_rng(1), replace(TRAINER, batch=60))
     run = StepRun("ours", 60, [0.0] * 60)
-    mesh = SimulatedMesh(time, providers, DEFAULT.ours, Random(3))
+    mesh = SearchMesh(time, providers, DEFAULT.ours, Random(3))
     Rollout(time, mesh, batch, TRAINER, "at once", run).run()
     mesh.dispatcher.check()
     for provider in providers.values():
@@ -141,7 +141,7 @@ def ends_of(system: str, provider: Provider, calls: int, **client: float) -> tup
         found.append((time.now, ok))
 
     for number in range(calls):
-        clients.call(number, Call(0.0, SEARCH), done)
+        clients.call(number, AgentCall(0.0, SEARCH), done)
     while time.step():
         pass
     run = StepRun(system, calls)
@@ -211,10 +211,10 @@ def test_callbacks_of_one_moment_run_in_order_and_past_ones_at_once() -> None:
 
 def test_trajectories_that_wait_forever_are_an_error() -> None:
     class Silent:
-        def call(self, slot: int, call: Call, done: Callable[[bool], None]) -> None:
+        def call(self, slot: int, call: AgentCall, done: Callable[[bool], None]) -> None:
             pass
 
-    batch = (SearchTrajectory("a", (Call(1.0, SEARCH),)),)
+    batch = (SearchTrajectory("a", (AgentCall(1.0, SEARCH),)),)
     run = StepRun("silent", 1, [0.0])
     with pytest.raises(SimulationError, match="1 trajectories wait at 1 s"):
         Rollout(VirtualTime(), Silent(), batch, TRAINER, "at once", run).run()

@@ -46,7 +46,7 @@ class Pages:
 
 
 @dataclass(frozen=True)
-class Trainer:
+class TrainingStep:
     """The step of the trainer, the same under all systems."""
 
     batch: int = assumed(2048, "§6.1: trajectories of a step")
@@ -88,6 +88,6 @@ class Ours:
 
 PROVIDER = Provider()
 PAGES = Pages()
-TRAINER = Trainer()
+TRAINER = TrainingStep()
 CLIENT = Client()
 OURS = Ours()

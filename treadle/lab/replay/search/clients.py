@@ -13,7 +13,7 @@ from random import Random
 
 from treadle.lab.replay.search.assumptions import Client
 from treadle.lab.replay.search.provider import SimulatedProvider
-from treadle.lab.replay.search.trace import Call
+from treadle.lab.replay.search.trace import AgentCall
 from treadle.lab.replay.search.virtual_time import VirtualTime
 
 Done = Callable[[bool], None]
@@ -71,18 +71,18 @@ class Clients:
     limiters: Mapping[tuple[int, str], Limiter] = field(default_factory=dict)
     """(Process, upstream) -> its limiter; empty: none has one."""
 
-    def call(self, slot: int, call: Call, done: Done) -> None:
+    def call(self, slot: int, call: AgentCall, done: Done) -> None:
         """Call, with retries."""
         self._try(slot, call, done, 0)
 
-    def _try(self, slot: int, call: Call, done: Done, tries: int) -> None:
+    def _try(self, slot: int, call: AgentCall, done: Done, tries: int) -> None:
         limiter = self.limiters.get((slot % self.rules.processes, call.upstream))
         if limiter is None:
             self._send(slot, call, done, tries, None)
         else:
             limiter.acquire(lambda: self._send(slot, call, done, tries, limiter))
 
-    def _send(self, slot: int, call: Call, done: Done, tries: int, limiter: Limiter | None) -> None:
+    def _send(self, slot: int, call: AgentCall, done: Done, tries: int, limiter: Limiter | None) -> None:
         provider, rules = self.providers[call.upstream], self.rules
         answer = provider.call(self.time.now, call.work)
         if answer.admitted:

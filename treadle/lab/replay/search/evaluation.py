@@ -16,13 +16,13 @@ from treadle.lab.replay.search.assumptions import (
     Client,
     Ours,
     Provider,
-    Trainer,
+    TrainingStep,
 )
 from treadle.lab.replay.search.clients import Clients, Limiter
 from treadle.lab.replay.search.measures import StepRun
 from treadle.lab.replay.search.provider import SimulatedProvider
 from treadle.lab.replay.search.rollout import Caller, Replacement, Rollout
-from treadle.lab.replay.search.simulated_mesh import SimulatedMesh
+from treadle.lab.replay.search.simulated_mesh import SearchMesh
 from treadle.lab.replay.search.trace import PAGES as PAGES_NAME
 from treadle.lab.replay.search.trace import SEARCH, SearchBatch
 from treadle.lab.replay.search.virtual_time import VirtualTime
@@ -46,7 +46,7 @@ class Setting:
     """All parameters of an experiment."""
 
     provider: Provider = PROVIDER
-    trainer: Trainer = TRAINER
+    trainer: TrainingStep = TRAINER
     client: Client = CLIENT
     ours: Ours = OURS
     replacement: Replacement = "at once"
@@ -129,7 +129,7 @@ def _caller(
     sharing: Sharing, setting: Setting, time: VirtualTime, providers: Mapping[str, SimulatedProvider], random: Random
 ) -> Caller:
     if sharing == "mesh":
-        return SimulatedMesh(time, providers, setting.ours, random)
+        return SearchMesh(time, providers, setting.ours, random)
     processes = setting.client.processes
     parts = {"none": 0, "each the limit": 1, "each a part": processes * setting.client.trainers}[sharing]
     limiters = {

@@ -20,7 +20,7 @@ HORIZON_S = 40_000.0
 Outcome = Literal["ok", "refused", "failed", "hung"]
 
 
-class Answer(NamedTuple):
+class ProviderAnswer(NamedTuple):
     """Answer to one call."""
 
     outcome: Outcome
@@ -64,7 +64,7 @@ class SimulatedProvider:
         """Return the present factor of the service: 1, or that of a slow-down."""
         return self.rules.slow_factor if bisect_right(self._slow_s, now) % 2 else 1.0
 
-    def call(self, now: float, work: float) -> Answer:
+    def call(self, now: float, work: float) -> ProviderAnswer:
         """Return the answer to a call that arrives now. `work`: its latency relative to the median."""
         factor = self.slowed(now)
         self._refill(now)
@@ -94,19 +94,19 @@ class SimulatedProvider:
             self._tokens = min(self.rules.burst, self._tokens + (until_s - self._at_s) * per_s)
             self._at_s = until_s
 
-    def _answer(self, now: float, work: float, factor: float) -> Answer:
+    def _answer(self, now: float, work: float, factor: float) -> ProviderAnswer:
         rules = self.rules
         while self._arrived_s and self._arrived_s[0] <= now - 1.0:
             self._arrived_s.popleft()
         self._arrived_s.append(now)
         beyond = 1.0 - rules.overload * max(rules.per_s, rules.burst) / factor / len(self._arrived_s)
         if self.random.random() < max(rules.hangs, beyond):
-            return Answer("hung", math.inf)
+            return ProviderAnswer("hung", math.inf)
         if self._tokens < 1.0 - 1e-9:
             wait_s = (1.0 - self._tokens) * factor / rules.per_s
-            return Answer("refused", rules.refusal_s, float(math.ceil(wait_s)))
+            return ProviderAnswer("refused", rules.refusal_s, float(math.ceil(wait_s)))
         if self.running >= max(1, int(rules.concurrency / factor)):
-            return Answer("refused", rules.refusal_s, 1.0)
+            return ProviderAnswer("refused", rules.refusal_s, 1.0)
         load = self.running / rules.concurrency
         after_s = rules.latency_s * work * factor * (1.0 + rules.load_slope * load * load)
-        return Answer("failed" if self.random.random() < rules.errors else "ok", after_s)
+        return ProviderAnswer("failed" if self.random.random() < rules.errors else "ok", after_s)

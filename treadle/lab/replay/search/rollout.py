@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from treadle.lab.replay.search.assumptions import Trainer
+from treadle.lab.replay.search.assumptions import TrainingStep
 from treadle.lab.replay.search.measures import StepRun
-from treadle.lab.replay.search.trace import Call, SearchBatch
+from treadle.lab.replay.search.trace import AgentCall, SearchBatch
 from treadle.lab.replay.search.virtual_time import VirtualTime
 from treadle.lab.replay.tangram.simulated_mesh import SimulationError
 
@@ -27,7 +27,7 @@ Replacement = Literal["at once", "after the round", "never"]
 class Caller(Protocol):
     """How the calls of trajectories reach the services."""
 
-    def call(self, slot: int, call: Call, done: Callable[[bool], None]) -> None:
+    def call(self, slot: int, call: AgentCall, done: Callable[[bool], None]) -> None:
         """Begin a call; `done` receives whether it was answered."""
         ...
 
@@ -49,7 +49,7 @@ class Rollout:
     """Simulation of one step, up to the reward of its last trajectory."""
 
     def __init__(
-        self, time: VirtualTime, caller: Caller, batch: SearchBatch, trainer: Trainer, replacement: Replacement,
+        self, time: VirtualTime, caller: Caller, batch: SearchBatch, trainer: TrainingStep, replacement: Replacement,
         run: StepRun,
     ) -> None:  # fmt: skip
         self._time, self._caller, self._batch, self._trainer = time, caller, batch, trainer

@@ -31,8 +31,8 @@ from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult, Feedback
 from shared.policy.resources.retries import retry_delay_s
 from treadle.lab.replay.search.assumptions import Ours
-from treadle.lab.replay.search.provider import Answer, SimulatedProvider
-from treadle.lab.replay.search.trace import Call
+from treadle.lab.replay.search.provider import ProviderAnswer, SimulatedProvider
+from treadle.lab.replay.search.trace import AgentCall
 from treadle.lab.replay.search.virtual_time import VirtualTime
 
 NODE: Final = "quota-manager"
@@ -54,14 +54,14 @@ def limits_of(provider: SimulatedProvider, ours: Ours) -> QuotaLimits:
     return QuotaLimits((max(1.0, math.floor(ours.concurrency * rules.concurrency)),), (rate,))
 
 
-class SimulatedMesh:
+class SearchMesh:
     """Calls of trajectories as actions of the mesh."""
 
     def __init__(
         self, time: VirtualTime, providers: Mapping[str, SimulatedProvider], ours: Ours, random: Random
     ) -> None:
         self._time, self._providers, self._ours, self._random = time, providers, ours, random
-        self._asked: dict[str, tuple[Call, Done, float]] = {}
+        self._asked: dict[str, tuple[AgentCall, Done, float]] = {}
         """Unanswered action -> call, receiver of its answer, deadline."""
         self._serial = 0
         self._wake_s = math.inf
@@ -73,7 +73,7 @@ class SimulatedMesh:
         self._handle(InventoryReported(NODE, INCARNATION, {}))
         time.after(TICK_S, self._tick)
 
-    def call(self, slot: int, call: Call, done: Done) -> None:
+    def call(self, slot: int, call: AgentCall, done: Done) -> None:
         """Submit an action."""
         self._serial += 1
         now, name = self._time.now, f"{slot}.{self._serial}"
@@ -117,7 +117,7 @@ class SimulatedMesh:
         way_s = self._ours.network_s + self._random.uniform(0.0, self._ours.jitter_s)
         self._time.after(way_s, lambda: self._send(grant, call))
 
-    def _send(self, grant: Grant, call: Call) -> None:
+    def _send(self, grant: Grant, call: AgentCall) -> None:
         self._handle(AttemptStarted(grant.action, grant.attempt))
         provider, now = self._providers[call.upstream], self._time.now
         answer = provider.call(now, call.work)
@@ -126,11 +126,11 @@ class SimulatedMesh:
         after_s = min(answer.after_s, self._ours.timeout_s)
         self._time.after(after_s, lambda: self._end(grant, call, answer, after_s))
 
-    def _end(self, grant: Grant, call: Call, answer: Answer, after_s: float) -> None:
+    def _end(self, grant: Grant, call: AgentCall, answer: ProviderAnswer, after_s: float) -> None:
         result = self._result(grant, call, answer)
         self._handle(AttemptsEnded((Ended(grant.action, NODE, grant.attempt, 0, result, execution_s=after_s),)))
 
-    def _result(self, grant: Grant, call: Call, answer: Answer) -> AttemptResult:
+    def _result(self, grant: Grant, call: AgentCall, answer: ProviderAnswer) -> AttemptResult:
         """Return the result of an attempt, as the quota manager forms it."""
         if answer.outcome == "ok" and answer.after_s <= self._ours.timeout_s:
             return AttemptResult("ok", feedback=(Feedback(call.upstream, "ok"),))

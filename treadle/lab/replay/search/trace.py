@@ -12,7 +12,7 @@ UPSTREAMS: Final = (SEARCH, PAGES)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AgentCall:
     """One thought of the model and the call after it."""
 
     think_s: float
@@ -28,7 +28,7 @@ class SearchTrajectory:
     """Calls of one sample, and the thought that becomes its answer."""
 
     name: str
-    calls: tuple[Call, ...]
+    calls: tuple[AgentCall, ...]
     last_s: float = 0.0
     """Seconds of generation after the last call."""
 

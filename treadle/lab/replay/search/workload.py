@@ -2,7 +2,7 @@
 
 `RECORDED` counts the calls of 250 ReAct trajectories on HotpotQA (noahshinn/reflexion, MIT). `s`: Search. `p`: Lookup,
 which reads a page. They have no times: a thought lasts as long as a generation of the recorded agents of the other
-replay (`assumptions.Trainer`). tests/treadle/lab/replay/test_search_workload.py compares the counts with the file.
+replay (`assumptions.TrainingStep`). tests/treadle/lab/replay/test_search_workload.py compares the counts with the file.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from treadle.lab.replay.search.assumptions import PROVIDER, TRAINER, Provider, Trainer
-from treadle.lab.replay.search.trace import PAGES, SEARCH, Call, SearchBatch, SearchTrajectory
+from treadle.lab.replay.search.assumptions import PROVIDER, TRAINER, Provider, TrainingStep
+from treadle.lab.replay.search.trace import PAGES, SEARCH, AgentCall, SearchBatch, SearchTrajectory
 
 RECORDED: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -30,7 +30,7 @@ CALLS: Final[Mapping[str, str]] = MappingProxyType({"s": SEARCH, "p": PAGES})
 
 
 def generate(
-    rng: np.random.Generator, trainer: Trainer = TRAINER, provider: Provider = PROVIDER, questions: int = 1
+    rng: np.random.Generator, trainer: TrainingStep = TRAINER, provider: Provider = PROVIDER, questions: int = 1
 ) -> SearchBatch:
     """Return the trajectories of a step.
 
@@ -49,11 +49,11 @@ def generate(
 
 
 def _trajectory(
-    rng: np.random.Generator, name: str, pattern: str, trainer: Trainer, provider: Provider
+    rng: np.random.Generator, name: str, pattern: str, trainer: TrainingStep, provider: Provider
 ) -> SearchTrajectory:
     thinks = (trainer.think_s * np.exp(rng.normal(0.0, trainer.think_spread, len(pattern) + 1))).tolist()
     works = np.exp(rng.normal(0.0, provider.latency_spread, len(pattern))).tolist()
-    calls = (Call(thinks[at], CALLS[one], works[at]) for at, one in enumerate(pattern))
+    calls = (AgentCall(thinks[at], CALLS[one], works[at]) for at, one in enumerate(pattern))
     return SearchTrajectory(name, tuple(calls), thinks[-1])
 
 

@@ -122,7 +122,7 @@ def test_impossible_arguments_are_reported_before_the_run(
         ('{"trajectory": 0, "calls": []}', "trajectory 0 is on line 1 already"),
         ('{"trajectory": "x"}', "calls must be a list"),
         ('{"calls": []}', "give trajectory as a text or a whole number"),
-        ('{"trajectory": "x", "calls": [{"upstream": "judge"}]}', "use search or pages"),
+        ('{"trajectory": "x", "calls": [{"upstream": "judge"}]}', "upstream of call 1 is 'judge': use search or pages"),
         ('{"trajectory": "x", "calls": [{"think": 1}]}', "call 1 has think: use think_s, upstream, work"),
         ('{"trajectory": "x", "calls": [{}, {"think_s": -1}]}', "think_s of call 2 is -1"),
         ('{"trajectory": "x", "calls": [], "last_s": NaN}', "last_s is nan"),

@@ -73,16 +73,16 @@ def _assumed() -> Table:
 # Why our figures differ from the paper's. How each was measured: docs/replay-search.md.
 
 TIMEOUT = (
-    "The ratio is that of the 600 s timeout: calls that hang add some 500 s to the baseline's step. If nothing hangs, or "
-    "all time out after 60 s, the steps are equally long, and the baseline only loses trajectories and calls."
+    "The ratio is that of the 600 s timeout: calls that hang add some 500 s to the baseline's step. If nothing hangs, "
+    "or all time out after 60 s, the steps are equally long, and the baseline only loses trajectories and calls."
 )
 LENGTH = (
-    "The paper's 1.5 results if the rest of a step takes about 600 s, or with a limit between 100 and 200 a second. "
-    "Neither is published."
+    "The paper's 1.5 results if the rest of a step takes about 600 s (1.58). No limit gives it: the ratio falls from 2.3 "
+    "at 120 a second to 1.0 at 140, because calls hang or do not. Neither number is published."
 )
 SPLIT = (
-    "A limiter with N parts of the limit is as fast as ours for one trainer with an even load. It falls behind if another "
-    "trainer that shares the account is idle, and in slow-downs it loses trajectories."
+    "A limiter with N parts of the limit is as fast as ours for one trainer with an even load. It falls behind if "
+    "another trainer that shares the account is idle, and in slow-downs it loses trajectories."
 )
 
 NOTES: tuple[str, ...] = (TIMEOUT, LENGTH, SPLIT)

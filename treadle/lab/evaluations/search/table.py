@@ -77,8 +77,8 @@ TIMEOUT = (
     "or all time out after 60 s, the steps are equally long, and the baseline only loses trajectories and calls."
 )
 LENGTH = (
-    "The paper's 1.5 results if the rest of a step takes about 600 s (1.58). No limit gives it: the ratio falls from 2.3 "
-    "at 120 a second to 1.0 at 140, because calls hang or do not. Neither number is published."
+    "The paper's 1.5 results if the rest of a step takes about 600 s (1.58). No limit gives it: the ratio falls "
+    "from 2.3 at 120 a second to 1.0 at 140, because calls hang or do not. Neither number is published."
 )
 SPLIT = (
     "A limiter with N parts of the limit is as fast as ours for one trainer with an even load. It falls behind if "

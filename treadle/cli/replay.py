@@ -1,8 +1,6 @@
 """``treadle replay``."""
 
-import importlib.util
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,8 @@ from rich.console import Console
 
 from shared.store.stimulus_log import LogError
 from treadle.cli.replay_dispatch import dispatch
-from treadle.cli.replay_errors import FAILED, WRONG, ReplayError, failing
+from treadle.cli.replay_errors import FAILED, WRONG, ReplayError, check_drawable, failing
+from treadle.cli.replay_search import search
 from treadle.lab.evaluations.distrs.jobs import (
     DRAWS,
     REQUESTS,
@@ -51,6 +50,7 @@ def register(app: typer.Typer) -> None:
     app.callback()(papers)
     app.command("distrs")(distrs)
     app.command("tangram")(tangram)
+    app.command("search")(search)
     app.command("planner")(planner)
     app.command("dispatch")(dispatch)
 
@@ -97,7 +97,7 @@ def distrs(
     asked = {name: value for name, value in sizes.items() if value is not None}
     with failing():
         workload = DistrsWorkload(seed=seed, max_extra_delay_s=max_extra_delay, **asked)
-        _drawable(plot)
+        check_drawable(plot)
         if trace is not None and asked:
             raise ReplayError("--trace has its own sizes: leave out --iterations, --tasks and --batch-size", WRONG)
         own = None if trace is None else _replayable(trace)
@@ -145,7 +145,7 @@ def tangram(
     Exit status: 0 replayed; 1 a worker process was killed; 2 the trace or an option is wrong; 130 interrupted.
     """
     with failing():
-        _drawable(plot)
+        check_drawable(plot)
         if trace not in (None, "data") and quick:
             raise ReplayError("--trace has its own size: leave out --quick", WRONG)
         workload = _trajectories(trace, data, TangramWorkload(seed, QUICK if quick else 1))
@@ -265,18 +265,3 @@ def _recordings(data: Path) -> tuple[Recording, ...]:
     except OSError as error:
         problem = f"no recorded agents: cannot read {error.filename} ({error.strerror})"
         raise ReplayError(f"{problem}: set TREADLE_DATA to the folder with agents/ and traces/", WRONG) from error
-
-
-def _drawable(plot: Path | None) -> None:
-    """Check before the long run that the picture can be drawn.
-
-    Raises:
-        ReplayError: it cannot.
-    """
-    if plot is None:
-        return
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ReplayError("--plot needs matplotlib: install treadle[plot], or leave --plot out", WRONG)
-    folder = plot.absolute().parent
-    if plot.is_dir() or not folder.is_dir() or not os.access(plot if plot.exists() else folder, os.W_OK):
-        raise ReplayError(f"cannot write --plot {plot}: name a file in a folder that is there and yours", WRONG)

@@ -18,6 +18,7 @@ writes treadle/client/requests.py (bodies that the client sends) and treadle/cli
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -72,8 +73,8 @@ ENUMS: Final = {("Answer", "ended"): "Ending"}
 
 WIDTH: Final = 120
 PLAIN: Final = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
-WIDER: Final = "if not TYPE_CHECKING:  # a newer mesh may answer others\n    {name} = {name} | str\n"
-"""Run-time type of an enum that bodies and answers have."""
+WIDER: Final = "if not TYPE_CHECKING:  # a newer mesh may answer others\n    {name} = {wider}\n"
+"""Run-time type of an enum, or of values that contain one, that bodies and answers have."""
 HEADER: Final = '''"""{title} Generated from docs/openapi.json by scripts/client_types.py: do not edit.
 
 {law}
@@ -145,8 +146,11 @@ class Types:
         if "discriminator" in schema:
             schema = self._merged(name, schema)
         text = self._struct(name, schema) if self._is_struct(name) else self._alias(name, self._type(schema), schema)
-        if self._sent and "enum" in schema and name in self._received:
-            text += WIDER.format(name=name)
+        if self._sent and name in self._received and not self._is_struct(name):
+            if "enum" in schema:
+                text += WIDER.format(name=name, wider=f"{name} | str")
+            elif "Literal[" in (values := self._type(schema)):
+                text += WIDER.format(name=name, wider=re.sub(r"Literal\[.*?\]", "str", values))
         self._done[name] = text
 
     def _merged(self, name: str, union: Json) -> Json:

@@ -16,15 +16,11 @@ from typing import Final, Literal
 from services.quota_manager.kinds import OutgoingParams
 from shared.messages.grants import Granted
 from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
+from shared.policy.resources.retries import LONGEST_DELAY_S, retry_delay_s
 from shared.runtime.units import Seconds
 
-FIRST_DELAY_S: Final[Seconds] = 1.0
-"""Mean of the delay before the second attempt is half of it. It doubles up to `LONGEST_DELAY_S`."""
-LONGEST_DELAY_S: Final[Seconds] = 60.0
 LONGEST_EXHAUSTED_S: Final[Seconds] = 30.0
 """Longest delay after an answer without credit: it bounds the time from a top-up to the next call."""
-JITTER: Final = 0.1
-"""Part of the upstream's own delay by which repeats are spread."""
 MOST_REASON: Final = 400
 """Characters of a reason."""
 
@@ -101,5 +97,4 @@ def _last_because(end: CallEnd, grant: Granted, params: OutgoingParams, repeatab
 def delay_before(attempt: int, end: CallEnd, random: Random) -> Seconds:
     """Return the seconds before the next attempt: exponential with full jitter, and not before the upstream's time."""
     longest_s = LONGEST_EXHAUSTED_S if end.answer == "exhausted" else LONGEST_DELAY_S
-    backoff_s = random.uniform(0.0, min(longest_s, FIRST_DELAY_S * 2.0 ** min(attempt - 1, 16)))
-    return max(backoff_s, end.not_before_s * (1.0 + random.uniform(0.0, JITTER)))
+    return retry_delay_s(attempt, end.not_before_s, random, longest_s)

@@ -32,6 +32,8 @@ Elasticity = Mapping[str, float | str]
 
 QuotaAmounts = Mapping[str, float | Literal["learned"]]
 """Quota -> amount that an action takes from it."""
+if not TYPE_CHECKING:  # a newer mesh may answer others
+    QuotaAmounts = Mapping[str, float | str]
 
 AmountRange = Sequence[int]
 """The fewest and the most units."""
@@ -148,7 +150,9 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     params: Mapping[str, Any] = {}
     priority: float = 0.0
     """Seconds by which it goes later in the order, negative for earlier."""
-    quotas: Mapping[str, Any] = {}
+    quotas: QuotaAmounts = {}
+    """Quota (`PUT /v1/quotas/{quota}`) -> amount that it takes, together with its units or not at all. "learned": what
+    earlier actions of the same tenant and kind have used, as far as known."""
     request_id: str | None = None
     timeout_s: float = 60.0
     """Execution limit. Queueing does not count."""

@@ -35,7 +35,7 @@ def check_demand(pool: Pool, queued: list[ActionState], held: list[ActionState])
     asked = QuotaDemand()
     for action in queued:
         if not action.in_demand:
-            asked.add(action.needed_quotas, action.wanted_units, outside=not action.request.batch)
+            asked.add(action.work.quotas, action.wanted_units, outside=not action.request.batch)
     assert {key: one.counts for key, one in asked.sets.items()} == {
         key: one.counts for key, one in pool.quota_demand.sets.items()
     }, f"{pool.name}: waiting work that takes quotas"

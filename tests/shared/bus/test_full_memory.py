@@ -91,7 +91,7 @@ async def test_reports_of_nodes_are_accepted(full: Journal) -> None:
 async def test_the_backlog_is_published(full: Journal) -> None:
     await backlog.publish_backlog(full.redis, full.epoch, Backlog())
 
-    assert (await full.fields("backlog")).keys() == {"pools", "stuck"}
+    assert (await full.fields("backlog")).keys() == {"pools", "quotas", "stuck"}
 
 
 async def test_actions_are_granted_advanced_and_answered(full: Journal) -> None:

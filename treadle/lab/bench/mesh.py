@@ -109,6 +109,7 @@ class BenchBatch(msgspec.Struct, frozen=True):
 class BenchNode(msgspec.Struct, frozen=True):
     """Units that a node reports, by resource."""
 
+    capacity: dict[str, int]
     owned: dict[str, int]
     owned_unit_s: dict[str, float]
     used_unit_s: dict[str, float]

@@ -140,7 +140,7 @@ async def _await_release(http: BenchClient) -> UnitSeconds:
     """Wait until no unit is held; return the unit-seconds so far."""
     deadline = perf_counter() + RELEASE_TIMEOUT_S
     while True:
-        nodes = await http.nodes()
+        nodes = [node for node in await http.nodes() if RESOURCE in node.capacity]
         owned = sum(node.owned.get(RESOURCE, SLOTS) for node in nodes)
         if nodes and not owned:
             return UnitSeconds(

@@ -15,7 +15,7 @@ from treadle.stack.listen_socket import ListenSocket
 from treadle.stack.postgres import initialise_postgres, postgres_answers, postgres_launch, postgres_url
 from treadle.stack.probes import Probe, check_probe, service_probe
 from treadle.stack.process import Launch
-from treadle.stack.services import ServiceSpec
+from treadle.stack.services import SECRET_PREFIXES, ServiceSpec
 from treadle.stack.settings import StackSettings
 from treadle.stack.valkey import MEBIBYTE, valkey_answers, valkey_launch, valkey_socket, valkey_url
 
@@ -76,6 +76,8 @@ def plan_stack(
     Raises:
         StackError: the cluster cannot be created, or a port is taken.
     """
+    secrets = {name: value for name, value in environ.items() if name.startswith(SECRET_PREFIXES)}
+    environ = {name: value for name, value in environ.items() if name not in secrets}
     redis_url, database_url = environ.get("TREADLE_REDIS_URL"), environ.get("TREADLE_DATABASE_URL")
     servers, externals = [], []
     if database_url:
@@ -104,7 +106,7 @@ def plan_stack(
         servers=tuple(servers),
         externals=tuple(externals),
         prepare=_python("prepare", shared, "treadle.stack.prepare", *foreign),
-        services=tuple(_service(spec, shared, grace_s) for spec in services),
+        services=tuple(_service(spec, {**shared, **_own(spec, secrets)}, grace_s) for spec in services),
         start_timeout=settings.start_timeout,
         log_bytes=settings.log_mib * MEBIBYTE,
     )
@@ -133,6 +135,11 @@ def _service(spec: ServiceSpec, shared: Mapping[str, str], grace_s: float) -> Pr
     return ProcessSpec(
         launch, listen_socket.url, service_probe(listen_socket.host, listen_socket.port), listen_socket=listen_socket
     )
+
+
+def _own(spec: ServiceSpec, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the secrets of a service."""
+    return {name: value for name, value in secrets.items() if spec.secrets and name.startswith(spec.secrets)}
 
 
 def _python(name: str, env: Mapping[str, str], module: str, *arguments: str) -> Launch:

@@ -19,6 +19,8 @@ class ServiceSpec:
     port: int = 0
     """Port unless ``<NAME>_PORT`` is set; 0: any free port, shown by ``treadle status``."""
     host: str = "127.0.0.1"
+    secrets: str = ""
+    """Prefix of variables that no other process of the stack receives; empty: none."""
 
     def address(self, environ: Mapping[str, str]) -> tuple[str, int]:
         """Return host and port, from ``<NAME>_HOST`` and ``<NAME>_PORT`` if they are set.
@@ -37,8 +39,10 @@ SERVICES = (
     ServiceSpec(PROXY, "services.proxy.app:create_app", PROXY_PORT),
     ServiceSpec("scaling_planner", "services.scaling_planner.app:create_app"),
     ServiceSpec("cpu_manager", "services.cpu_manager.app:create_app"),
-    ServiceSpec("quota_manager", "services.quota_manager.app:create_app"),
+    ServiceSpec("quota_manager", "services.quota_manager.app:create_app", secrets="QUOTA_SECRET_"),
 )
+SECRET_PREFIXES = tuple(spec.secrets for spec in SERVICES if spec.secrets)
+"""Prefixes of variables that are secrets of one service."""
 
 
 def chosen_services(names: str) -> tuple[ServiceSpec, ...]:

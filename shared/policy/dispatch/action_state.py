@@ -133,6 +133,11 @@ class ActionState:
         return self.work.amounts[-1] if self.scales and not self.request.batch else self.pool_units
 
     @property
+    def is_like_others(self) -> bool:
+        """Return whether all waiting actions of the same work and lane need the same of nodes and quotas."""
+        return not (self.estimated or self.parked or self.scales) and self.request.need is None
+
+    @property
     def granted_units(self) -> int:
         """Granted units of its pool's resource."""
         return self.units.get(self.resource, 0)

@@ -65,6 +65,11 @@ class QuotaTurns:
                 return True
         return False
 
+    def lacks_for_all(self, action: ActionState) -> bool:
+        """Return whether the amounts of an action are not free, and would not be for any tenant."""
+        quotas = self.cluster.quotas
+        return not quotas.shares.by_quota and not quotas.fits(action.needed_quotas, self.now)
+
     def _is_preceded(self, quota: str, tenant: str) -> bool:
         """Return whether a tenant with a lower virtual time waits for the quota. Those that have left are removed."""
         shares = self.cluster.quotas.shares

@@ -212,8 +212,9 @@ class SchedulingRound:
         if not most:
             return
         most_elastic = most
+        lacking: set[int] = set()  # works that lack quotas: nothing is given back in a round
         for action in [cluster.queues.queued[name] for name in behind_head(lane)]:
-            if action.pool_units > (most_elastic if action.scales else most):
+            if id(action.work) in lacking or action.pool_units > (most_elastic if action.scales else most):
                 continue
             node = self._place(pool, lane, action)
             if action.scales:
@@ -225,6 +226,8 @@ class SchedulingRound:
                     return
             elif not is_possible(cluster, pool, lane, action):
                 cluster.queues.set_stuck(lane, action)
+            elif action.work.quotas and action.is_like_others and self.turns.lacks_for_all(action):
+                lacking.add(id(action.work))
 
     def next_wake_s(self) -> float:
         """Return when the quotas of a blocked head are refilled next; infinity if none waits for that."""

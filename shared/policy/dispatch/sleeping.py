@@ -51,16 +51,24 @@ def _waits_for_node(cluster: ClusterState, pool: Pool, lane: Lane, head: ActionS
 
 
 def _lacking(cluster: ClusterState, pool: Pool, lane: Lane, now: float) -> tuple[Need, ...]:
-    """Return a quota that each of the first actions lacks, with the smallest amount; empty if one lacks none."""
+    """Return a quota that each of the first actions lacks, with the smallest amount; empty if one lacks none.
+
+    Actions of the same work are alike, so one of them is looked at.
+    """
     least: dict[str, float] = {}
+    seen: set[int] = set()
     nodes = cluster.nodes.of(pool, lane)
     for name in islice(lane.queue.mixed(), BACKFILL_DEPTH + 1):
         action = cluster.queues.queued[name]
+        if id(action.work) in seen:
+            continue
         amounts = action.needed_quotas
         quota = cluster.quotas.lacking(amounts, now) if amounts else None
         if quota is None or (nodes and not is_possible(cluster, pool, lane, action)):
             return ()
         least[quota] = min(least.get(quota, amounts[quota]), amounts[quota])
+        if action.is_like_others:
+            seen.add(id(action.work))
     return tuple(least.items())
 
 

@@ -81,7 +81,7 @@ class QuotaDemand:
 def room(quotas: Quotas, name: str, now: float) -> float:
     """Return the amount of a quota that can be taken at once now; zero or less if nothing, or if it does not exist."""
     limits = quotas.limits.get(name)
-    if limits is None:
+    if limits is None or quotas.brakes.blocks(name, len(quotas.holders.of(name)), now):
         return 0.0
     held = [most - quotas.used.get(name, 0.0) for most in limits.concurrency]
     return min([*held, *(rate.most - quotas.missing(name, rate, now) for rate in limits.rates)], default=math.inf)

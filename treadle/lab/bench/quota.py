@@ -86,8 +86,6 @@ async def quota_leases(bench: Bench) -> list[BenchFigure]:
             figures = [*await _cost(bench), *await _use(bench), *await _shares(bench)]
         finally:
             await http.call_empty("DELETE", f"/v1/quotas/{QUOTA}")
-            for tenant in WEIGHTS:
-                await http.call_empty("DELETE", f"/v1/tenants/{tenant}")
     return figures + await _peers(bench)
 
 
@@ -213,17 +211,16 @@ async def _use(bench: Bench) -> list[BenchFigure]:
 
 async def _shares(bench: Bench) -> list[BenchFigure]:
     """Let three tenants want more than there is; compare what each gets with its weight."""
-    await _limit(bench, {"rates": [{"limit": UPSTREAM_RATE, "period_s": 1, "burst": 1}]})
+    await _limit(bench, {"rates": [{"limit": UPSTREAM_RATE, "period_s": 1, "burst": 1}], "weights": WEIGHTS})
     counts: Counter[str] = Counter()
     seconds = bench.sizes.seconds * 2
-    async with AsyncExitStack() as stack, client(bench.mesh) as http:
+    async with AsyncExitStack() as stack:
         rounds = []
-        for tenant, weight in WEIGHTS.items():
-            await http.call("PUT", f"/v1/tenants/{tenant}", {"weight": weight})
+        for tenant in WEIGHTS:
             leases = await stack.enter_async_context(_lease_client(bench.mesh, tenant))
             rounds.append(closed_loop(_counting(leases, counts, tenant), callers=CALLERS // 2, seconds=seconds + 2.0))
         running = asyncio.gather(*rounds)
-        await asyncio.sleep(2.0)  # the leader has read the weights, and everybody waits
+        await asyncio.sleep(2.0)  # everybody waits
         before = counts.copy()
         await asyncio.sleep(seconds)
         got = counts - before

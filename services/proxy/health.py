@@ -23,7 +23,7 @@ from shared.bus.keys import Role
 from shared.bus.lease import is_held
 from shared.bus.memory import StoreMemory, store_memory
 from shared.bus.streams import newest
-from shared.messages.nodes import NODES, Bye
+from shared.messages.nodes import NODES, Bye, Heartbeat
 from shared.policy.dispatch.backlog import PoolBacklog, lacking
 from shared.runtime import log
 from shared.runtime.stack_state import StackError, read_state
@@ -44,6 +44,8 @@ RESTARTS_LOOK_S: Final = 5.0
 
 HEARTBEATS_READ: Final = 256
 """Newest entries of the stream of nodes that a check reads. It only needs one node that is ready."""
+CALLS: Final = "calls"
+"""Resource of nodes that make external calls."""
 STUCK_POOLS_SHOWN: Final = 8
 """The pools with the most waiting work."""
 
@@ -65,7 +67,7 @@ class HealthMonitor:
         self.leader: bool | None = None
         self.planner: bool | None = None
         self.nodes: bool | None = None
-        """True if a node is ready; None: unknown."""
+        """True if a node is ready that executes more than external calls; None: unknown."""
         self.stuck: list[PoolBacklog] = []
         """Pools with stuck actions."""
         self.memory: StoreMemory | None = None
@@ -79,7 +81,7 @@ class HealthMonitor:
                         is_held(self._redis, Role.DISPATCHER), is_held(self._redis, Role.PLANNER)
                     )
                     self.memory = await store_memory(self._redis)
-                    self.nodes = await self._a_node_is_ready()
+                    self.nodes = await self._a_worker_is_ready()
                     self.stuck = [pool for pool in await self._store.pools() if pool.stuck]
                 self._valkey_is(True)
                 self.leader, self.planner = leader, planner
@@ -89,14 +91,19 @@ class HealthMonitor:
             self._publish()
             await asyncio.sleep(LOOK_S)
 
-    async def _a_node_is_ready(self) -> bool:
-        """Same rule as `/v1/nodes`: a message within `node_lost_s`, and no `Bye` after it. Reads no older entry."""
+    async def _a_worker_is_ready(self) -> bool:
+        """Same rule as `/v1/nodes`: a message within `node_lost_s`, and no `Bye` after it. Reads no older entry.
+
+        A node that only makes external calls does not count.
+        """
         since = int((self._clock.unix() - self._node_lost_s) * 1000)
         stopped: set[tuple[str, str]] = set()
         for _, message in await newest(self._redis, NODES, HEARTBEATS_READ, since_ms=max(0, since)):
             if isinstance(message, Bye):
                 stopped.add((message.node, message.incarnation))
-            elif (message.node, message.incarnation) not in stopped:
+                continue
+            units = message.owned if isinstance(message, Heartbeat) else message.capacity
+            if units.keys() - {CALLS} and (message.node, message.incarnation) not in stopped:
                 return True
         return False
 
@@ -157,7 +164,7 @@ class HealthMonitor:
         if self.postgres is False:
             found.append("Postgres does not answer: no batch history is written, and nothing is planned")
         if self.nodes is False:
-            found.append("no node is ready: what is accepted waits for one")
+            found.append("no worker node is ready: only external calls are executed, other work waits")
         if self.valkey:
             found.extend(_stuck(pool) for pool in self.stuck[:STUCK_POOLS_SHOWN])
         memory = self.memory

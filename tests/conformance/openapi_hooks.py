@@ -78,7 +78,8 @@ def _fits(value: Any, form: Any) -> bool:
 def _takes(quotas: Any) -> bool:
     """Whether these are valid amounts of quotas; invalid ones must be rejected as they are."""
     return isinstance(quotas, dict) and all(
-        re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) and _fits(amount, int | float) and 0 < amount <= 1e9
+        re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)
+        and (amount == "learned" or (_fits(amount, int | float) and 0 < amount <= 1e9))
         for name, amount in quotas.items()
     )
 

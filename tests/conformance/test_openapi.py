@@ -30,12 +30,13 @@ TASK = {"stages": [{"name": "match", "kind": "answer.match", "units": {"slots": 
 
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[Service]:
-    """A stack with a node, so that accepted requests are also executed. Long polls are short here."""
+    """A stack with a node of each kind, so that accepted requests are also executed. Long polls are short here."""
     with (
         temporary_home() as root,
         running_valkey(root) as url,
         running_service("proxy", url, PROXY_MAX_WAIT_S="1", PROXY_RUN_CODE_MARGIN_S="1") as proxy,
         running_service("cpu_manager", url),
+        running_service("quota_manager", url),
     ):
         yield proxy
 

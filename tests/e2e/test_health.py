@@ -148,7 +148,7 @@ def test_queueing_nodes_callers_and_restarts_are_metrics(stack: RunningStack) ->
     queued = 'treadle_proxy_queued_actions{pool="cores@absent"}'
     stuck = 'treadle_proxy_stuck_actions{pool="cores@absent"}'
     until(lambda: samples(stack).get(queued) == samples(stack).get(stuck) == 1.0, "what waits is counted")
-    until(lambda: samples(stack).get('treadle_proxy_nodes{state="ready"}') == 1.0, "the node is counted")
+    until(lambda: samples(stack).get('treadle_proxy_nodes{state="ready"}') == 2.0, "both nodes are counted")
     now = samples(stack)
     assert now['treadle_proxy_queue_seconds_count{pool="cores@default",stage="tests"}'] >= 1.0
     assert now['treadle_proxy_service_restarts{service="valkey"}'] == 0.0
@@ -167,13 +167,13 @@ def test_a_mesh_without_a_node_and_stuck_actions_are_shown(stack: RunningStack) 
         def problems() -> list[str]:
             return list(view(stack, "/v1/health")["problems"])
 
-        until(lambda: problems() == ["no node is ready: what is accepted waits for one"], "the absence is shown")
+        until(lambda: problems() == ["no worker node is ready: only external calls are executed, other work waits"], "the absence is shown")
         one = {"kind": "noop", "units": {"cores": 1}}
         waiting = [view(stack, "/v1/actions", "POST", one)["id"] for _ in range(3)]
         stuck = "actions in cores@default are stuck (3): no node of class 'default' offers noop with cores=1"
         until(lambda: stuck in problems(), f"{stuck} is shown")
         text = status_text(stack)
-        assert "problem: no node is ready: what is accepted waits for one" in text
+        assert "problem: no worker node is ready: only external calls are executed, other work waits" in text
         assert f"problem: {stuck}" in text
     until(lambda: is_well(stack), "every part is well again")
     for action in waiting:

@@ -74,9 +74,10 @@ async def test_the_containers_grade_a_batch(mesh: Composed) -> None:
 
 
 def test_the_node_in_a_container_has_a_sandbox(mesh: Composed) -> None:
-    nodes = mesh.call("GET", "/v1/nodes")["nodes"]
-    assert [node["name"] for node in nodes] == ["node-1"]
-    assert "code.asserts" in nodes[0]["kinds"]
+    kinds = {node["name"]: node["kinds"] for node in mesh.call("GET", "/v1/nodes")["nodes"]}
+    assert kinds.keys() == {"node-1", "calls-1"}
+    assert "code.asserts" in kinds["node-1"]
+    assert kinds["calls-1"] == ["http", "search.retrieve"]
 
 
 def test_the_readme_is_followed_in_containers(mesh: Composed, tmp_path: Path) -> None:

@@ -30,10 +30,13 @@ Elasticity = Mapping[str, float | str]
 """Elasticity: with m units the work takes T / (E(m) * m). Either units -> efficiency E(m), or a model: `amdahl` with
 `serial`, or `power` with `exponent`. Empty: more units do not help."""
 
-QuotaAmounts = Mapping[str, float | Literal["learned"]]
-"""Quota -> amount that an action takes from it."""
+QuotaAmount = float | Literal["learned"]
+"""An amount, or `learned`: the mesh reserves what earlier actions have used."""
 if not TYPE_CHECKING:  # a newer mesh may answer others
-    QuotaAmounts = Mapping[str, float | str]
+    QuotaAmount = float | str
+
+QuotaAmounts = Mapping[str, QuotaAmount]
+"""Quota -> amount that an action takes from it."""
 
 AmountRange = Sequence[int]
 """The fewest and the most units."""

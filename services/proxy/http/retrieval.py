@@ -109,16 +109,22 @@ class _Part:
 
         Raises:
             BadRequest: the task's stage cannot be executed.
+            Overloaded: a bound is reached. Nothing was accepted.
             Unavailable: the upstream has failed, or the mesh has.
         """
         proxy = self._proxy
-        joined = await proxy.retries.join(self._digest)
-        self._action = joined or self._submitted.action
+        if (joined := await proxy.retries.join(self._digest)) is not None:
+            self._submitted = msgspec.structs.replace(self._submitted, action=joined)
+        self._action = self._submitted.action
         self._future = proxy.waiters.expect(self._action)
-        if joined is None:
-            await proxy.intake.submit(self._submitted)
-        else:
-            await proxy.waiters.look_up([joined])
+        try:
+            # Also one that is joined: the earlier call may have left it before it was accepted.
+            accepted = await proxy.intake.submit(self._submitted)
+        except (BadRequest, Conflict, NotFound, Overloaded):
+            self._action = ""  # it does not exist
+            raise
+        if accepted.repeated:
+            await proxy.waiters.look_up([self._action])
         answer = _answer.decode(await self._future)
         if answer.ended == "ok":
             return answer.output.result
@@ -152,9 +158,8 @@ async def _serve(call: Call, parts: list[_Part]) -> Reply:
     """Wait for all parts, for the limit, and for the end of the caller's connection."""
     limit_s = call.proxy.settings.retrieve_s
     gone: asyncio.Future[Any] = asyncio.create_task(call.gone(), name="caller")
-    waiting: asyncio.Future[list[list[msgspec.Raw]]] = asyncio.ensure_future(
-        asyncio.gather(*(part.answered() for part in parts))
-    )
+    answers = [asyncio.create_task(part.answered(), name="retrieve") for part in parts]
+    waiting: asyncio.Future[list[list[msgspec.Raw]]] = asyncio.gather(*answers)
     try:
         await asyncio.wait({gone, waiting}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
@@ -179,9 +184,9 @@ async def _serve(call: Call, parts: list[_Part]) -> Reply:
         await asyncio.gather(*(part.leave_and_stop() for part in parts))
         raise Unavailable(what="this proxy is stopping; the repeat of this call joins it") from None
     finally:
-        gone.cancel()
-        waiting.cancel()
-        await asyncio.wait({waiting})
+        for each in (gone, *answers):  # one failure ends `waiting`, but no other part
+            each.cancel()
+        await asyncio.wait({waiting, *answers})
         if not waiting.cancelled():
             waiting.exception()
 

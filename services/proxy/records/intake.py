@@ -43,6 +43,8 @@ def digest_of(stages: Sequence[StageWork], priority: float) -> bytes:
         digest.update(stage.params)
         if stage.amounts or stage.elasticity or stage.duration_s:  # entries from before these fields keep their digest
             digest.update(f"\x00{stage.amounts}\x00{stage.elasticity}\x00{stage.duration_s}".encode())
+        if stage.quotas:
+            digest.update(f"\x00{sorted(stage.quotas.items())}".encode())
     digest.update(str(priority).encode())
     return digest.digest()
 

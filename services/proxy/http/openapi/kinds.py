@@ -50,14 +50,16 @@ COST_SCHEMAS: dict[str, Schema] = {
         "type": "object",
         "description": "Quota -> amount that an action takes from it.",
         "propertyNames": {"pattern": NAME},
-        "additionalProperties": {
-            "oneOf": [
-                {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_AMOUNT},
-                {"type": "string", "enum": ["learned"]},
-            ]
-        },
+        "additionalProperties": ref("QuotaAmount"),
         "maxProperties": MOST_QUOTAS,
         "examples": [{"search": 1}, {"judge": 1, "judge-tokens": "learned"}],
+    },
+    "QuotaAmount": {
+        "description": "An amount, or `learned`: the mesh reserves what earlier actions have used.",
+        "oneOf": [
+            {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_AMOUNT},
+            {"type": "string", "enum": ["learned"]},
+        ],
     },
     "Elasticity": {
         "type": "object",

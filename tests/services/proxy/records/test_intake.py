@@ -30,6 +30,7 @@ stages = st.builds(
     cost=st.dictionaries(st.sampled_from(["cores", "slots"]), st.tuples(st.integers(0, 9), st.integers(0, 9))),
     timeout_s=st.sampled_from([1.0, 10.0]),
     params=st.dictionaries(names, st.integers(0, 9), max_size=2).map(msgspec.json.encode),
+    quotas=st.dictionaries(st.sampled_from(["search", "judge"]), st.sampled_from([0.0, 1.0, 2.0])),
 )
 
 

@@ -26,6 +26,7 @@ from treadle.testing.servers import clean_environment, temporary_home
 from treadle.testing.stack import RunningStack, running_stack
 
 WITHIN_S = 90.0
+NO_WORKER = "no worker node is ready: only external calls are executed, other work waits"
 TREADLE = Path(sys.executable).with_name("treadle")
 
 TASK = {"stages": [{"name": "tests", "kind": "noop", "units": {"cores": 1}}], "batch_size": 1}
@@ -167,13 +168,13 @@ def test_a_mesh_without_a_node_and_stuck_actions_are_shown(stack: RunningStack) 
         def problems() -> list[str]:
             return list(view(stack, "/v1/health")["problems"])
 
-        until(lambda: problems() == ["no worker node is ready: only external calls are executed, other work waits"], "the absence is shown")
+        until(lambda: problems() == [NO_WORKER], "the absence is shown")
         one = {"kind": "noop", "units": {"cores": 1}}
         waiting = [view(stack, "/v1/actions", "POST", one)["id"] for _ in range(3)]
         stuck = "actions in cores@default are stuck (3): no node of class 'default' offers noop with cores=1"
         until(lambda: stuck in problems(), f"{stuck} is shown")
         text = status_text(stack)
-        assert "problem: no worker node is ready: only external calls are executed, other work waits" in text
+        assert f"problem: {NO_WORKER}" in text
         assert f"problem: {stuck}" in text
     until(lambda: is_well(stack), "every part is well again")
     for action in waiting:

@@ -184,9 +184,11 @@ async def _serve(call: Call, parts: list[_Part]) -> Reply:
         await asyncio.gather(*(part.leave_and_stop() for part in parts))
         raise Unavailable(what="this proxy is stopping; the repeat of this call joins it") from None
     finally:
-        for each in (gone, *answers):  # one failure ends `waiting`, but no other part
-            each.cancel()
-        await asyncio.wait({waiting, *answers})
+        gone.cancel()
+        for answer in answers:  # one failure ends `waiting`, but no other part
+            answer.cancel()
+        await asyncio.wait(answers)
+        await asyncio.wait({waiting})
         if not waiting.cancelled():
             waiting.exception()
 

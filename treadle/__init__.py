@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from treadle.client.answers import TrajectoryView as TrajectoryView
     from treadle.client.asynchronous import AsyncTreadle as AsyncTreadle
     from treadle.client.blocking import Treadle as Treadle
+    from treadle.client.errors import LeaseLost as LeaseLost
+    from treadle.client.errors import QuotaNever as QuotaNever
+    from treadle.client.errors import QuotaTaken as QuotaTaken
     from treadle.client.errors import TreadleError as TreadleError
     from treadle.client.graded import GradedBatch as GradedBatch
     from treadle.client.graded import ProgressListener as ProgressListener
     from treadle.client.progress import ProgressBar as ProgressBar
     from treadle.client.requests import EnvironmentSpec as EnvironmentSpec
+    from treadle.client.requests import QuotaRate as QuotaRate
     from treadle.client.requests import RewardRequest as RewardRequest
     from treadle.client.requests import StageTemplate as StageTemplate
     from treadle.client.requests import Task as Task
@@ -36,10 +40,10 @@ _EXPORTS = {
     "answers": ("Answer", "BatchView", "Result", "TrajectoryView"),
     "asynchronous": ("AsyncTreadle",),
     "blocking": ("Treadle",),
-    "errors": ("TreadleError",),
+    "errors": ("LeaseLost", "QuotaNever", "QuotaTaken", "TreadleError"),
     "graded": ("GradedBatch", "ProgressListener"),
     "progress": ("ProgressBar",),
-    "requests": ("EnvironmentSpec", "RewardRequest", "StageTemplate", "Task", "TrajectoryRequest"),
+    "requests": ("EnvironmentSpec", "QuotaRate", "RewardRequest", "StageTemplate", "Task", "TrajectoryRequest"),
     "retry": ("RetryPolicy",),
 }
 """Module of `treadle.client` -> public names in it."""
@@ -51,8 +55,12 @@ __all__ = [
     "BatchView",
     "EnvironmentSpec",
     "GradedBatch",
+    "LeaseLost",
     "ProgressBar",
     "ProgressListener",
+    "QuotaNever",
+    "QuotaRate",
+    "QuotaTaken",
     "Result",
     "RetryPolicy",
     "RewardRequest",

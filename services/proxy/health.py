@@ -23,6 +23,7 @@ from shared.bus.keys import Role
 from shared.bus.lease import is_held
 from shared.bus.memory import StoreMemory, store_memory
 from shared.bus.streams import newest
+from shared.kinds.registry import all_kinds
 from shared.messages.nodes import NODES, Bye, Heartbeat
 from shared.policy.dispatch.backlog import PoolBacklog, lacking
 from shared.runtime import log
@@ -44,8 +45,8 @@ RESTARTS_LOOK_S: Final = 5.0
 
 HEARTBEATS_READ: Final = 256
 """Newest entries of the stream of nodes that a check reads. It only needs one node that is ready."""
-CALLS: Final = "calls"
-"""Resource of nodes that make external calls."""
+CALL: Final = "http"
+"""A kind of external calls."""
 STUCK_POOLS_SHOWN: Final = 8
 """The pools with the most waiting work."""
 
@@ -96,6 +97,7 @@ class HealthMonitor:
 
         A node that only makes external calls does not count.
         """
+        calls = all_kinds().kind(CALL).resources
         since = int((self._clock.unix() - self._node_lost_s) * 1000)
         stopped: set[tuple[str, str]] = set()
         for _, message in await newest(self._redis, NODES, HEARTBEATS_READ, since_ms=max(0, since)):
@@ -103,7 +105,7 @@ class HealthMonitor:
                 stopped.add((message.node, message.incarnation))
                 continue
             units = message.owned if isinstance(message, Heartbeat) else message.capacity
-            if units.keys() - {CALLS} and (message.node, message.incarnation) not in stopped:
+            if units.keys() - set(calls) and (message.node, message.incarnation) not in stopped:
                 return True
         return False
 

@@ -67,6 +67,8 @@ class Calling:
             return refused(str(error) if isinstance(error, BadRequest) else f"params of {grant.work}: {error}")
         if params.upstream is not None and params.upstream not in grant.quotas:
             return refused(f"upstream: the action takes nothing of the quota {params.upstream!r}; name it in `quotas`")
+        if isinstance(params, HttpCall) and (others := params.used.keys() - grant.quotas.keys()):
+            return refused(f"used: the action takes nothing of the quota {min(others)!r}; name it in `quotas`")
         end = await self._called(call)
         if isinstance(end, OutgoingAnswer):
             self.metrics.seconds.observe(end.elapsed_s)
@@ -118,8 +120,8 @@ class Calling:
                 )
             else:
                 assert isinstance(params, HttpCall)
-                used = _used(params, grant, answer.body)
-                output = http_output(answer, self.output_bytes)
+                used = _used(params, answer.body)
+                output = http_output(answer, self.output_bytes, sorted(params.used.keys() - used.keys()))
                 if params.extract is not None:
                     score = score_of(params.extract, answer.body)
                     passed = None if params.extract.pass_at is None else score >= params.extract.pass_at
@@ -164,9 +166,9 @@ def _prepared(grant: Granted) -> tuple[OutgoingParams, OutgoingCall]:
     return params, http_call(params, grant)
 
 
-def _used(params: HttpCall, grant: Granted, body: bytes) -> dict[str, float]:
-    """Return the amounts that the answer reports, of the quotas that the action takes."""
-    found = {quota: amount_of(place.pointer, body) for quota, place in params.used.items() if quota in grant.quotas}
+def _used(params: HttpCall, body: bytes) -> dict[str, float]:
+    """Return the amounts that the answer reports."""
+    found = {quota: amount_of(place.pointer, body) for quota, place in params.used.items()}
     return {quota: amount for quota, amount in found.items() if amount is not None}
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from shared.kinds.formulation import MOST_QUOTAS, Name
+from shared.kinds.places import places_of
 from shared.kinds.provider_rules import ProviderRules, Statuses
 from shared.kinds.spec import KindSpec, Params
 from shared.messages.environments import Variable
@@ -71,11 +72,12 @@ class OutgoingParams(Params, frozen=True, kw_only=True):
     that no value changes the host or the path's structure."""
     values: Annotated[dict[Variable, Annotated[str, msgspec.Meta(max_length=MOST_VALUE)]],
                       msgspec.Meta(max_length=MOST_FIELDS)] = {}  # fmt: skip
-    """Texts for places `{name}` in `url`, in values of `query`, and in texts inside `json`."""
+    """Texts for places `{name}` in `url`, in values of `query`, and in texts inside `json`. Each place of a task's
+    stage needs one. Of an action outside a task, each text needs a place."""
     query: Annotated[dict[str, str], msgspec.Meta(max_length=MOST_FIELDS)] = {}
     """Parameters that are appended to the URL's query."""
     headers: Annotated[dict[Header, str | SecretReference], msgspec.Meta(max_length=MOST_FIELDS)] = {}
-    """Header -> its text, or the name of a secret: {"Authorization": {"secret": "judge-key"}}."""
+    """Header -> its text, or the name of a secret: {"Authorization": {"secret": "judge_key"}}."""
     timeout_s: Seconds | None = None
     """Limit of one attempt. Null: the action's `timeout_s`, which limits it anyway."""
     accept_status: Statuses | None = None
@@ -100,8 +102,8 @@ class HttpCall(OutgoingParams, frozen=True, kw_only=True):
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"] = "GET"
     json: Any = None
-    """Body as JSON. Its texts may have places `{name}`; a name that `values` lacks stays as it is. Null: no such
-    body."""
+    """Body as JSON. Its texts may have places `{name}` that `values` fills; what fills a place is sent as it is, so the
+    entry {"x": "{x}"} keeps the text `{x}`. Null: no such body."""
     text: Annotated[str, msgspec.Meta(max_length=MOST_VALUE)] | None = None
     """Body as text, sent as it is."""
     content_type: Annotated[str, msgspec.Meta(pattern=whole(CONTENT_TYPE))] | None = None
@@ -110,7 +112,8 @@ class HttpCall(OutgoingParams, frozen=True, kw_only=True):
     """Where the score is. Null: none is formed."""
     used: Annotated[dict[Name, UsedAmount], msgspec.Meta(max_length=MOST_QUOTAS)] = {}
     """Quota of the action -> place of the amount that was really used: {"judge-tokens": {"pointer":
-    "/usage/total_tokens"}}. The quota is settled by it."""
+    "/usage/total_tokens"}}. The quota is settled by it. An answer without the amount leaves what was reserved; the
+    output then names the quota in `unsettled`."""
 
 
 class SearchRetrieve(OutgoingParams, frozen=True, kw_only=True):
@@ -140,7 +143,16 @@ RETRIEVE: Final = "search.retrieve"
 
 
 def _calling(name: str, params: type[Params], free_form: tuple[str, ...] = ()) -> KindSpec:
-    return KindSpec(name, params, EXECUTOR, {CALLS: 1}, (CALLS,), free_form=free_form, repeatable_by="repeatable")
+    return KindSpec(
+        name,
+        params,
+        EXECUTOR,
+        {CALLS: 1},
+        (CALLS,),
+        free_form=free_form,
+        repeatable_by="repeatable",
+        places=places_of,
+    )
 
 
 KINDS: Final = (_calling("http", HttpCall, ("json",)), _calling(RETRIEVE, SearchRetrieve))

@@ -5,6 +5,7 @@ Headers are an allow-list: what an upstream says about its limits and its conten
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -67,9 +68,14 @@ def shown_headers(headers: tuple[tuple[str, str], ...]) -> dict[str, str]:
     return shown
 
 
-def http_output(answer: OutgoingAnswer, limit: int) -> bytes:
-    """Return status, headers and body: `json` if it is JSON that fits and that every reader accepts, else `text`."""
+def http_output(answer: OutgoingAnswer, limit: int, unsettled: Sequence[str] = ()) -> bytes:
+    """Return status, headers and body: `json` if it is JSON that fits and that every reader accepts, else `text`.
+
+    `unsettled`: quotas whose used amount was not found in the answer; they are in the output if there are any.
+    """
     output: dict[str, Any] = {"status": answer.status, "headers": shown_headers(answer.headers)}
+    if unsettled:
+        output["unsettled"] = unsettled
     if not answer.body:
         return _encoder.encode(output)
     if len(answer.body) + _ROOM <= limit and _is_plain_json(answer.body):

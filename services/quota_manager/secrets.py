@@ -37,6 +37,10 @@ MOST_CHARS: Final = 4096
 """Longest value, with its prefix."""
 SHOWN_CHARS: Final = 64
 EVERY_TENANT: Final = "*"
+EXAMPLE: Final = (
+    '{"value": "...", "tenants": ["*"], "hosts": ["api.example.com"], "header": "Authorization", "prefix": "Bearer "}'
+)
+EXAMPLE_FILE: Final = f'{{"judge_key": {EXAMPLE}}}'
 Form = TypeVar("Form")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
@@ -126,7 +130,8 @@ class Secrets:
         if secret is None or not secret.tenants & {tenant, EVERY_TENANT}:
             raise SecretRefused(
                 f"there is no secret {shown!r} for tenant {tenant[:SHOWN_CHARS]!r}: "
-                "the operator adds it to QUOTA_MANAGER_SECRETS, or the tenant to its `tenants`"
+                "the operator adds it to QUOTA_MANAGER_SECRETS (or as a variable QUOTA_SECRET_*, whose name is in "
+                "lower case with `_`), or the tenant to its `tenants`"
             )
         if origin not in secret.origins:
             scheme, host, port = origin
@@ -175,6 +180,10 @@ def load_secrets(path: Path | None, environ: MutableMapping[str, str]) -> Secret
 
 
 def _read_file(path: Path) -> dict[str, _Entry]:
+    if str(path).lstrip().startswith(("{", '"')):  # not shown: it may be a secret
+        raise WrongSecret(
+            f"QUOTA_MANAGER_SECRETS is the path of a file; one secret as JSON goes into a variable {VARIABLE}NAME"
+        )
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -204,7 +213,9 @@ def _decoded(content: bytes, form: type[Form], where: str) -> Form:
         return msgspec.json.decode(content, type=form)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         wrong = str(error) if isinstance(error, msgspec.ValidationError) else "it is not valid JSON"
-    raise WrongSecret(f"{where} is no secret: {wrong}")  # outside of the handler: the decoder's error is not attached
+    example = EXAMPLE if form is _Entry else EXAMPLE_FILE
+    # Outside of the handler: the decoder's error is not attached.
+    raise WrongSecret(f"{where} is no secret: {wrong}; write {example}")
 
 
 def _secret(name: str, entry: _Entry) -> Secret:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+from shared.kinds.places import PLACE
+
 _ORIGIN: Final = re.compile(r"https?://[^/?#{}\\\s]+(?=[/?#]|$)", re.IGNORECASE)
 """Scheme, host and port: without places, because a secret or a private address may depend on them."""
 MOST_URL: Final = 32 << 10

@@ -7,7 +7,7 @@ of the client name the kinds, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -65,6 +65,8 @@ class KindSpec:
     """Parameters that may hold any JSON."""
     repeatable_by: str = ""
     """Parameter of a repeatable kind: an action for which it is false is not repeatable. Empty: there is none."""
+    places: Callable[[Mapping[str, Any]], Mapping[str, frozenset[str]]] | None = None
+    """Of parameters, returns parameter -> names of its places that the parameter `values` fills. None: it has none."""
     decoder: msgspec.json.Decoder[Params] = field(init=False, repr=False)
     """Decoder of its parameters."""
 

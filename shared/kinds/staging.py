@@ -10,10 +10,10 @@ import msgspec
 
 from shared.kinds.formulation import Amount, Formulation, Learned, amounts_of, formulated
 from shared.kinds.plain import check_plain
-from shared.kinds.spec import KindSpec, Params
+from shared.kinds.spec import KindSpec, Params, parameter
 from shared.messages.actions import StageWork
 from shared.policy.model.quotas import NO_QUOTAS
-from shared.runtime.errors import BadRequest
+from shared.runtime.errors import SHOWN_CHARS, BadRequest
 from shared.runtime.validation import decoded
 
 
@@ -149,6 +149,12 @@ def single_stage(spec: KindSpec, request: SingleAction, node_class: str) -> Stag
             check_free_form(spec, msgspec.structs.asdict(params))
         except ValueError as error:
             raise BadRequest(what=f"params of {spec.name}: {error}") from error
+    if spec.places is not None and (values := parameter(params, "values")):
+        found = frozenset[str]().union(*spec.places(msgspec.structs.asdict(params)).values())
+        if unused := values.keys() - found:
+            listed = ", ".join(f"{{{name}}}" for name in sorted(found)) or "none"
+            shown = min(unused)[:SHOWN_CHARS]
+            raise BadRequest(what=f"params of {spec.name}: `values` has {shown!r} without a place; there is {listed}")
     try:
         form = StageForm.of(spec, request.units, request.elasticity, node_class)
         form.check_units(params)

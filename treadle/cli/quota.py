@@ -193,7 +193,7 @@ def _table(views: Sequence[QuotaView]) -> Table:
             table.add_row(name, f"{view.concurrency:g} at once", f"{view.held:g}", f"{free:g}", actions, waiting)
             name = waiting = ""
         for rate in view.rates:
-            table.add_row(name, _limit(rate), f"{rate.taken:.4g}", f"{rate.free:.4g}", _full(rate), waiting)
+            table.add_row(name, _limit(rate), _amount(rate.taken), _amount(rate.free), _full(rate), waiting)
             name = waiting = ""
         if view.upstream.state != "ok":
             table.add_row("", escape(_upstream(view.upstream)))
@@ -202,6 +202,11 @@ def _table(views: Sequence[QuotaView]) -> Table:
             share = f"  {tenant}" if weight is None else f"  {tenant}, weight {weight:g}"
             table.add_row("", share, "", "", "", "" if one is None else f"{one.actions}, {one.amount:g}")
     return table
+
+
+def _amount(value: float) -> str:
+    """Four digits, or a whole number with separators."""
+    return f"{value:.4g}" if value < 10_000 else f"{value:,.0f}"
 
 
 def _upstream(upstream: Upstream) -> str:

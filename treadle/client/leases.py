@@ -77,7 +77,12 @@ class AsyncLease:
     def settle(self, used: Mapping[str, float]) -> None:
         """Note the amounts that were really used, quota -> amount. They are sent with the release, and correct what was
         taken of rates.
+
+        Raises:
+            ValueError: the lease takes nothing of such a quota.
         """
+        if others := used.keys() - self._request.quotas.keys():
+            raise ValueError(f"the lease takes nothing of {min(others)!r}; it takes {', '.join(self._request.quotas)}")
         self._used = {**self._used, **used}
 
     async def acquire(self) -> Self:

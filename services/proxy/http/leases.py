@@ -68,7 +68,7 @@ async def post_release(call: Call) -> Reply:
 async def post_settle(call: Call) -> Reply:
     """POST /v1/leases/{id}/settle: release it with the amounts that were really used."""
     lease, given = await _named(call, _settlement)
-    await call.proxy.leases.release(lease, given.fence, _json(given.used) if given.used else b"")
+    await call.proxy.leases.release(lease, given.fence, given.used)
     return Reply(200, _json(_released(lease, given.fence)))
 
 

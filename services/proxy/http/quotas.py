@@ -89,7 +89,9 @@ def _view(name: str, status: QuotaStatus, brake: Brake | None, backlog: QuotaBac
         weights=dict(limits.weights),
         waiting={tenant: QuotaWaiting(actions=one.actions, amount=one.amount) for tenant, one in waiting.items()},
         waiting_actions=backlog.actions if backlog is not None else 0,
-        next_free_at=_next_free_at(status, now) if backlog is None else _not_before(backlog.free_s, now),
+        next_free_at=_next_free_at(status, brake or Brake(), now)
+        if backlog is None
+        else _not_before(backlog.free_s, now),
     )
 
 
@@ -103,12 +105,12 @@ def _upstream(brake: Brake, now: Seconds) -> Upstream:
     )
 
 
-def _next_free_at(status: QuotaStatus, now: Seconds) -> Seconds | None:
+def _next_free_at(status: QuotaStatus, brake: Brake, now: Seconds) -> Seconds | None:
     """Unix seconds at which 1 can be taken of a quota for which nothing waits; None: never."""
     ledger = Quotas({"": status.limits})
     for period_s, level in status.levels.items():
         ledger.restore_level("", period_s, level)
-    at_s = ledger.free_at({"": 1.0}, now)
+    at_s = max(ledger.free_at({"": 1.0}, now), brake.free_s(now))
     return None if at_s == math.inf else at_s
 
 

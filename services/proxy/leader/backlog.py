@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from redis.asyncio import Redis
 
@@ -70,7 +71,7 @@ async def publish_backlog(redis: Redis, epoch: Epoch, dispatcher: Dispatcher, cl
 
 def _of_hosts(backlog: Backlog) -> Backlog:
     """Return the backlog without the pool of leases, which has no host: callers wait there for quotas only."""
-    return Backlog([pool for pool in backlog.pools if pool.name != leases.POOL], backlog.stuck)
+    return replace(backlog, pools=[pool for pool in backlog.pools if pool.name != leases.POOL])
 
 
 def _publish(backlog: Backlog) -> None:

@@ -58,6 +58,8 @@ class _Terms(msgspec.Struct, frozen=True):
     ttl_s: float = 20.0
 
 
+RETRY_S: Final[Seconds] = 1.0
+"""Pause of a caller for whom no time is known."""
 _terms = msgspec.json.Decoder(_Terms).decode
 
 
@@ -122,7 +124,7 @@ class GrantedLeases:
                 state="finished",
                 ended="expired" if late else "refused",
                 reason=outlook.never or answer.reason,
-                retry_after_s=max(0.0, outlook.free_at_s - now) if outlook.free_at_s < math.inf else None,
+                retry_after_s=_retry_after_s(outlook.free_at_s - now),
                 limits=headers_of(self._dispatcher.limit_states(amounts, now)),
             )
         )
@@ -149,6 +151,13 @@ class GrantedLeases:
         self._due_s = min(self._due_s, math.inf if next_s is None else next_s)
         if ended:
             _log.info("leases_expired", leases=ended)
+
+
+def _retry_after_s(free_in_s: Seconds) -> Seconds | None:
+    """Return when to ask again; None: never. While others hold or wait for the amounts, the ledger knows no time."""
+    if free_in_s == math.inf:
+        return None
+    return free_in_s if free_in_s > 0 else RETRY_S
 
 
 def headers_of(states: list[LimitState]) -> str:

@@ -9,7 +9,7 @@ Laws (tests/e2e/test_leases.py):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -21,12 +21,14 @@ from services.proxy.records.intake import Intake
 from services.proxy.records.lease_waiters import LeaseWaiters, Outcome, outcome_of
 from shared.api.leases import AcquireRequest, LeaseNews, LeaseView
 from shared.bus import held_leases
+from shared.bus.actions import read_action, read_submission
 from shared.bus.connection import TRANSIENT, ValkeyClock, with_retries
 from shared.bus.held_leases import LeaseCode, LeaseEnd, LeaseRecord
 from shared.kinds.formulation import amounts_of
 from shared.messages import leases
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.leases import GrantedLease
+from shared.policy.model.quotas import NO_QUOTAS
 from shared.runtime.errors import (
     BadRequest,
     Conflict,
@@ -174,14 +176,27 @@ class LeaseService:
 
     # ---- held leases -------------------------------------------------------------------------------------------
 
-    async def release(self, lease: str, fence: int, used: bytes = b"") -> None:
-        """Release a lease. `used`: quota -> amount that was really used, JSON; empty: not known. May be repeated.
+    async def release(self, lease: str, fence: int, used: Mapping[str, float] = NO_QUOTAS) -> None:
+        """Release a lease. `used`: quota -> amount that was really used; empty: not known. May be repeated.
 
         Raises:
+            BadRequest: the lease takes nothing of a quota that is named in `used`.
             LeaseExpired, Fenced: the caller does not hold it.
             NotFound: there is none.
         """
-        _check_held(lease, await self._ends.call(LeaseEnd(lease, fence, used)))
+        if used:
+            await self._check_used(lease, used)
+        _check_held(lease, await self._ends.call(LeaseEnd(lease, fence, _json(dict(used)) if used else b"")))
+
+    async def _check_used(self, lease: str, used: Mapping[str, float]) -> None:
+        async def read() -> ActionSubmitted | None:
+            record = await read_action(self._redis, lease)
+            return None if record is None or not record.entry else await read_submission(self._redis, record.entry)
+
+        submitted = await with_retries(read, what="reading a lease", limit_s=self._limit_s)
+        if submitted is not None and (others := used.keys() - submitted.stages[0].quotas.keys()):
+            names = ", ".join(submitted.stages[0].quotas)
+            raise BadRequest(what=f"used: the lease takes nothing of {min(others)!r}; it takes {names}")
 
     async def renew(self, lease: str, fence: int) -> Seconds:
         """Renew a lease for its whole time. Returns the Unix time at which it expires then.

@@ -55,7 +55,7 @@ class TaskRegistry:
         """
         current = await self._read(tenant, name)
         if current is None:
-            raise _unknown(name)
+            raise _unknown(tenant, name)
         return _view(tenant, name, *current)
 
     async def all(self, tenant: str) -> list[TaskView]:
@@ -73,7 +73,7 @@ class TaskRegistry:
         deleted = await tasks.delete_task(self._redis, tenant, name)
         self._cached.pop((tenant, name), None)
         if not deleted:
-            raise _unknown(name)
+            raise _unknown(tenant, name)
 
     async def workflow(self, tenant: str, name: str) -> Workflow:
         """Return a task's workflow, at most `CACHED_S` old.
@@ -105,8 +105,9 @@ class TaskRegistry:
             return None
 
 
-def _unknown(name: str) -> NotFound:
-    return NotFound(kind="task", name=name, hint=f"declare it with PUT /v1/tasks/{name[:SHOWN_CHARS]}")
+def _unknown(tenant: str, name: str) -> NotFound:
+    hint = f"declare it with PUT /v1/tasks/{name[:SHOWN_CHARS]} and Treadle-Tenant: {tenant[:SHOWN_CHARS]}"
+    return NotFound(kind="task", name=name, hint=hint)
 
 
 def _view(tenant: str, name: str, task: Task, version: int) -> TaskView:

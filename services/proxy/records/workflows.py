@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,13 @@ class PreparedStage:
     template: StageTemplate
     form: StageForm
     fields: frozenset[str]
+    places: Mapping[str, frozenset[str]]
+    """Parameter of the template -> places in it that a request's `values` fill."""
 
     @classmethod
     def of(cls, template: StageTemplate) -> PreparedStage:
-        return cls(template, template.form, template.fields)
+        places = template.spec.places
+        return cls(template, template.form, template.fields, places(template.params) if places else {})
 
     def plan(self) -> StagePlan:
         """Return the stage's description for the planner."""
@@ -70,6 +73,8 @@ class PreparedStage:
         except ValueError as error:
             why = explain(error, spec.params) if isinstance(error, msgspec.ValidationError) else error
             raise BadRequest(what=f"params of stage {self.template.name!r} ({self.template.kind}): {why}") from error
+        if self.places:
+            self._check_places(given.keys() | own.keys(), merged.get("values", {}))
         self.check_units(merged)
         return self.form.stage(
             _encoder.encode(merged),
@@ -82,6 +87,16 @@ class PreparedStage:
             quotas=amounts_of(self.template.quotas),
             repeatable=spec.repeats(merged),
         )
+
+    def _check_places(self, given: Collection[str], values: Collection[str]) -> None:
+        """Reject a request that would send a place of the template as it is: a judge would score that text."""
+        for name, places in self.places.items():
+            if name not in given and (missing := places - set(values)):
+                shown = min(missing)
+                raise BadRequest(
+                    what=f"params of stage {self.template.name!r} ({self.template.kind}): `{name}` has the place "
+                    f'{{{shown}}} and `values` has no text for it; send "params": {{"values": {{"{shown}": "..."}}}}'
+                )
 
 
 @dataclass(frozen=True, slots=True)

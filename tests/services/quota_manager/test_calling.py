@@ -68,7 +68,7 @@ async def test_a_call_is_sent_as_it_was_asked_for() -> None:
 async def test_an_accepted_answer_is_a_verdict_with_feedback() -> None:
     body = b'{"choices": [{"text": "I give 8 of 10"}], "usage": {"total": 812}}'
     params = {
-        "url": URL, "used": {"tokens": {"pointer": "/usage/total"}, "foreign": {"pointer": "/usage/total"}},
+        "url": URL, "used": {"tokens": {"pointer": "/usage/total"}, "judge": {"pointer": "/usage/none"}},
         "extract": {"pointer": "/choices/0/text", "pattern": "give ([0-9]+)", "scale": 0.1, "pass_at": 0.7},
     }  # fmt: skip
 
@@ -77,7 +77,18 @@ async def test_an_accepted_answer_is_a_verdict_with_feedback() -> None:
     assert (result.status, result.score, result.passed, result.evidence) == ("ok", 0.8, True, "separate")
     assert result.quotas_used == {"tokens": 812.0}
     assert result.feedback == (Feedback("judge", "ok"),)
-    assert msgspec.json.decode(result.output)["json"]["usage"] == {"total": 812}
+    output = msgspec.json.decode(result.output)
+    assert (output["json"]["usage"], output["unsettled"]) == ({"total": 812}, ["judge"])
+
+
+async def test_an_amount_of_a_quota_that_the_action_does_not_take_is_refused() -> None:
+    params = {"url": URL, "used": {"token": {"pointer": "/usage/total"}}}
+    upstream = Upstream()
+
+    result = await attempt(upstream, params, quotas={"tokens": 500.0})
+
+    assert (result.status, upstream.calls) == ("refused", [])
+    assert result.reason == "used: the action takes nothing of the quota 'token'; name it in `quotas`"
 
 
 @pytest.mark.parametrize("status", [100, 199, 300, 301, 304, 399, 400, 401, 403, 404, 418, 422, 500, 501, 599])

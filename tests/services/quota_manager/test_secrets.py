@@ -157,6 +157,13 @@ def test_what_is_no_readable_file_is_refused(tmp_path: Path, what: str) -> None:
         load_secrets(path, {})
 
 
+@pytest.mark.parametrize("text", [json.dumps(ENTRY), f' {{"key": {json.dumps(ENTRY)}}}', f'"{VALUE}"'])
+def test_a_secret_in_place_of_a_path_is_not_shown(text: str) -> None:
+    with pytest.raises(WrongSecret, match="is the path of a file") as caught:
+        load_secrets(Path(text), {})
+    assert VALUE not in str(caught.value)
+
+
 WRONG: dict[str, Any] = {
     "no-json": VALUE,
     "cut": json.dumps(ENTRY)[:40],

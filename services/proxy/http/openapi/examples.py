@@ -44,7 +44,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
             "params": {
                 "method": "POST",
                 "url": "https://judge.example/v1/chat/completions",
-                "headers": {"Authorization": {"secret": "judge-key"}},
+                "headers": {"Authorization": {"secret": "judge_key"}},
                 "json": {"model": "judge", "messages": [{"role": "user", "content": "Grade from 0 to 10: {answer}"}]},
                 "values": {"answer": "42"},
                 "extract": {"pointer": "/choices/0/message/content", "scale": 0.1, "pass_at": 0.5},

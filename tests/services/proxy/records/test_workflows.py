@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -70,6 +71,46 @@ def test_one_request_leaves_no_trace_in_the_next() -> None:
 def test_what_does_not_fit_is_named(params: Any, own: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         params_of(TWO, params, **own)
+
+
+JUDGE = {"url": "http://x.example/", "query": {"q": "{words}"}, "json": [{"content": "Mark {response}"}, 1]}
+
+
+@pytest.mark.parametrize(
+    ("params", "missing"),
+    [
+        ({"values": {"response": "{other}", "words": ""}}, None),
+        ({"values": {"response": "x"}}, "`query` has the place {words}"),
+        ({"values": {"words": "x", "respons": "x"}}, "`json` has the place {response}"),
+        ({}, "`query` has the place {words}"),
+        ({"values": {"words": "x"}, "json": "{as} it is"}, None),
+    ],
+)
+def test_every_place_of_a_template_is_filled(params: Any, missing: str | None) -> None:
+    """Otherwise a judge would score the place."""
+    flow = workflow({"kind": "http", "params": JUDGE})
+    if missing is None:
+        params_of(flow, params)
+    else:
+        with pytest.raises(BadRequest, match=re.escape(missing)):
+            params_of(flow, params)
+
+
+@pytest.mark.parametrize(
+    ("url", "values", "wrong"),
+    [
+        ("/{a}", {"a": "1"}, None),
+        ("/{a}", {"b": "1"}, "`values` has 'b' without a place; there is {a}"),
+        ("/{", {}, None),
+    ],
+)
+def test_a_plain_call_has_a_place_for_each_value(url: str, values: dict[str, str], wrong: str | None) -> None:
+    request = ActionRequest(kind="http", params=raw({"url": f"http://x.example{url}", "values": values}))
+    if wrong is None:
+        plain_action(request)
+    else:
+        with pytest.raises(BadRequest, match=re.escape(wrong)):
+            plain_action(request)
 
 
 def test_parameters_that_are_no_json_are_named() -> None:

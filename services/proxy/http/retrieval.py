@@ -112,26 +112,37 @@ class _Part:
             Overloaded: a bound is reached. Nothing was accepted.
             Unavailable: the upstream has failed, or the mesh has.
         """
-        proxy = self._proxy
-        if (joined := await proxy.retries.join(self._digest)) is not None:
-            self._submitted = msgspec.structs.replace(self._submitted, action=joined)
-        self._action = self._submitted.action
-        self._future = proxy.waiters.expect(self._action)
-        try:
-            # Also one that is joined: the earlier call may have left it before it was accepted.
-            accepted = await proxy.intake.submit(self._submitted)
-        except (BadRequest, Conflict, NotFound, Overloaded):
-            self._action = ""  # it does not exist
-            raise
-        if accepted.repeated:
-            await proxy.waiters.look_up([self._action])
-        answer = _answer.decode(await self._future)
+        joined = await self._proxy.retries.join(self._digest)
+        future = None if joined is None else await self._joined(joined)
+        answer = _answer.decode(await (future or await self._submit(random_id())))
         if answer.ended == "ok":
             return answer.output.result
         self._action = ""  # a repeat asks again
         if answer.ended == "refused":
             raise BadRequest(what=f"task {self._submitted.task!r}: {answer.reason}")
         raise Unavailable(what=f"{answer.ended}: {answer.reason or 'no documents'}")
+
+    async def _joined(self, action: str) -> asyncio.Future[bytes] | None:
+        """Join an action that an earlier call left, perhaps before it was accepted. None: its answer has expired."""
+        try:
+            return await self._submit(action)
+        except Conflict:
+            self.close()
+            return None
+
+    async def _submit(self, action: str) -> asyncio.Future[bytes]:
+        """Return the future of an action's answer. Submits it unless that was done before."""
+        self._submitted = msgspec.structs.replace(self._submitted, action=action)
+        self._action = action
+        self._future = future = self._proxy.waiters.expect(action)
+        try:
+            accepted = await self._proxy.intake.submit(self._submitted)
+        except (BadRequest, Conflict, NotFound, Overloaded):
+            self._action = ""  # it does not exist
+            raise
+        if accepted.repeated:
+            await self._proxy.waiters.look_up([action])
+        return future
 
     async def leave(self) -> None:
         """Keep the action, or its documents, for the repeat of this call."""
@@ -151,7 +162,8 @@ class _Part:
     def close(self) -> None:
         """Stop to wait."""
         if self._future is not None:
-            self._proxy.waiters.discard(self._action or self._submitted.action, self._future)
+            self._proxy.waiters.discard(self._submitted.action, self._future)
+            self._future = None
 
 
 async def _serve(call: Call, parts: list[_Part]) -> Reply:

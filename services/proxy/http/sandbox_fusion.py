@@ -136,9 +136,9 @@ async def _answer_of(call: Call, submitted: ActionSubmitted, joined: str | None)
     gone: asyncio.Future[None] = asyncio.create_task(call.gone(), name="caller")
     first: set[asyncio.Future[Any]] = {future, gone}
     try:
-        # Also one that is joined: the earlier call may have left it before it was accepted.
-        accepted = await proxy.intake.submit(msgspec.structs.replace(submitted, action=action))
-        if accepted.repeated:
+        if joined is None:
+            await proxy.intake.submit(submitted)
+        else:
             await proxy.waiters.look_up([action])
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         return future.result() if future.done() else None

@@ -32,7 +32,7 @@ QUOTA_BURST: Final = 20.0
 WEIGHTS: Final = {"bench-a": 1.0, "bench-b": 2.0, "bench-c": 5.0}
 AMPLE: Final = 1e9
 QUOTA: Final = "bench"
-PEERS: Final = ("throttled",)
+PEERS: Final = ("throttled", "litellm")
 
 
 class _Granted(msgspec.Struct, frozen=True):
@@ -246,8 +246,8 @@ async def _limit(bench: Bench, limits: object) -> None:
 
 
 async def _peers(bench: Bench) -> list[BenchFigure]:
-    """Measure the limiters of others, each by the calls of one process to its own store. They hold nothing, so there is
-    no release.
+    """Measure the limiters of others, each by the calls of one process to its own store. throttled-py holds nothing, so
+    it has no release.
     """
     figures: list[BenchFigure] = []
     for name, peer in bench.peers.items():

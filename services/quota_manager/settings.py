@@ -15,7 +15,9 @@ from shared.runtime.settings import ServiceSettings
 class QuotaManagerSettings(ServiceSettings):
     """One node that calls external services."""
 
-    model_config = SettingsConfigDict(env_prefix="QUOTA_MANAGER_", frozen=True, use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(
+        env_prefix="QUOTA_MANAGER_", frozen=True, use_attribute_docstrings=True, env_ignore_empty=True
+    )
 
     node: str = Field(
         default_factory=lambda: f"{platform.node().split('.')[0] or 'node'}-calls", pattern=r"^[A-Za-z0-9_-]+$"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -78,6 +79,16 @@ def test_the_node_in_a_container_has_a_sandbox(mesh: Composed) -> None:
     assert kinds.keys() == {"node-1", "calls-1"}
     assert "code.asserts" in kinds["node-1"]
     assert kinds["calls-1"] == ["http", "search.retrieve"]
+
+
+def test_the_quota_manager_alone_has_the_secrets(mesh: Composed) -> None:
+    log = mesh.run(*mesh.with_engine, "logs", "--no-color", "quota_manager")
+    assert re.search(r'"event": ?"node_started".*"secrets": ?1\b', log) or re.search(
+        r'"secrets": ?1\b.*"event": ?"node_started"', log
+    ), log
+    for service in ("proxy", "cpu_manager", "scaling_planner"):
+        files = mesh.run("docker", "exec", mesh.container(service), "ls", "/run")
+        assert "quota-secrets.json" not in files
 
 
 def test_the_readme_is_followed_in_containers(mesh: Composed, tmp_path: Path) -> None:

@@ -22,6 +22,12 @@ import pytest
 CHECKOUT = Path(__file__).parents[3]
 CONTAINERS = Path(__file__).parent
 READY_S = 120.0
+SECRET = {
+    "value": "a-secret-of-the-containers",
+    "tenants": ["*"],
+    "hosts": ["http://proxy:8700"],
+    "header": "Authorization",
+}
 
 Json = dict[str, Any]
 
@@ -36,6 +42,8 @@ class Composed:
     """Base image of the services: a Debian with Python and bash."""
     compose: list[str]
     """The command with our files, without docker-compose.engine.yml."""
+    secrets: Path
+    """File of the quota manager's secrets."""
 
     @property
     def url(self) -> str:
@@ -61,6 +69,8 @@ class Composed:
             "BASE_IMAGE": self.base,
             "TREADLE_IMAGE": self.image,
             "PROXY_PORT": str(self.port),
+            "QUOTA_SECRETS_FILE": str(self.secrets),
+            "QUOTA_MANAGER_SECRETS": "/run/quota-secrets.json",
         }
 
     def run(self, *argv: str, timeout_s: float = 600) -> str:
@@ -121,7 +131,10 @@ class Composed:
 def composed(folder: Path) -> Iterator[Composed]:
     """The mesh in containers, its node ready; all of it is removed. Three minutes, half of them for the base image."""
     name = f"treadletest{os.getpid()}"
-    mesh = Composed(name, _free_port(), f"{name}:base", _command(folder))
+    secrets = folder / "secrets.json"
+    secrets.touch(mode=0o600)
+    secrets.write_text(json.dumps({"judge_key": SECRET}))
+    mesh = Composed(name, _free_port(), f"{name}:base", _command(folder), secrets)
     with tempfile.TemporaryDirectory(prefix="treadle-image-", dir="/var/tmp") as work:
         mesh.run("tests/e2e/containers/base_image.sh", mesh.base, work)
     try:

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from services.quota_manager.secrets import Secret, SecretRefused, Secrets, SecretValue, WrongSecret, load_secrets
-from shared.runtime.settings import WrongSetting
+from services.quota_manager.settings import QuotaManagerSettings
+from shared.runtime.settings import WrongSetting, load
 
 VALUE = "hidden-7f3a9c"
 ENTRY: dict[str, Any] = {
@@ -50,6 +51,11 @@ def test_variables_are_removed_so_that_no_child_inherits_them() -> None:
     environ = {"QUOTA_SECRET_KEY": json.dumps(ENTRY), "HOME": "/"}
     load_secrets(None, environ)
     assert environ == {"HOME": "/"}
+
+
+def test_an_empty_setting_names_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUOTA_MANAGER_SECRETS", "")
+    assert load(QuotaManagerSettings).secrets is None
 
 
 def test_without_settings_there_are_no_secrets() -> None:

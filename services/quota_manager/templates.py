@@ -15,6 +15,8 @@ from shared.kinds.places import PLACE
 
 _ORIGIN: Final = re.compile(r"https?://[^/?#{}\\\s]+(?=[/?#]|$)", re.IGNORECASE)
 """Scheme, host and port: without places, because a secret or a private address may depend on them."""
+MOST_FILLED: Final = 8 << 20
+"""Characters of one filled text."""
 MOST_URL: Final = 32 << 10
 """Characters of a filled URL. Servers accept less."""
 
@@ -37,6 +39,7 @@ def fill_url(template: str, values: Mapping[str, str]) -> str:
     path, mark, query = rest.partition("?")
     if "#" in path:
         raise InvalidTemplate("url: remove the part from '#' on; it is not sent")
+    _check_size("url", rest, values, MOST_URL)
     filled = "".join((_fill(path, values, in_path=True), mark, _fill(query, values, in_path=False)))
     if path != filled.partition("?")[0] and any(
         unquote(segment) in (".", "..") for segment in filled.partition("?")[0].split("/")
@@ -60,9 +63,23 @@ def _fill(part: str, values: Mapping[str, str], *, in_path: bool) -> str:
     return PLACE.sub(encoded, part)
 
 
+def _check_size(what: str, template: str, values: Mapping[str, str], most: int) -> None:
+    """Count before building: a short template can repeat a long value. Raises InvalidTemplate."""
+    size = len(template) + sum(len(values.get(name, "")) for name in PLACE.findall(template))
+    if size > most:
+        raise InvalidTemplate(f"{what}: it has up to {size} characters with its values, and may have {most}")
+
+
 def fill_text(template: str, values: Mapping[str, str]) -> str:
-    """Return a text with its places filled. Names that `values` lacks stay: texts may have braces of their own."""
-    return PLACE.sub(lambda place: values.get(place[1], place[0]), template) if values else template
+    """Return a text with its places filled. Names that `values` lacks stay: texts may have braces of their own.
+
+    Raises:
+        InvalidTemplate: the text would be too long.
+    """
+    if not values:
+        return template
+    _check_size("a text with places", template, values, MOST_FILLED)
+    return PLACE.sub(lambda place: values.get(place[1], place[0]), template)
 
 
 def fill_json(template: Any, values: Mapping[str, str]) -> Any:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Protocol
@@ -25,7 +26,7 @@ from services.quota_manager.outgoing.errors import (
 from services.quota_manager.outputs import InvalidDocuments, documents_output, http_output
 from services.quota_manager.provider import Reading, read_answer
 from services.quota_manager.requests import http_call, is_repeatable, retrieve_call
-from services.quota_manager.scoring import InvalidPattern, NoScore, amount_of, compiled, score_of
+from services.quota_manager.scoring import InvalidPattern, NoScore, amount_of, compiled, decoded_json, score_of
 from services.quota_manager.templates import InvalidTemplate
 from shared.kinds.provider_rules import Statuses, includes
 from shared.messages.grants import Granted
@@ -37,6 +38,8 @@ from shared.runtime.validation import decoded
 SHOWN_BODY: Final = 200
 """Characters of an answer's body in a reason."""
 ACCEPTED: Final[Statuses] = ["200-299"]
+MOST_SEARCH_S: Final = 1.0
+"""Seconds of one search for a score. What RE2 does between two matches is not interrupted."""
 _http: Final = msgspec.json.Decoder(HttpCall)
 _retrieve: Final = msgspec.json.Decoder(SearchRetrieve)
 
@@ -72,10 +75,10 @@ class Calling:
         end = await self._called(call)
         if isinstance(end, OutgoingAnswer):
             self.metrics.seconds.observe(end.elapsed_s)
-            failure = self._unaccepted(end, params)
-            if failure is None:
-                return self._accepted(end, grant, params, began)
-            end = failure
+            if not has_patterns(params):
+                return self._judged(end, grant, params, began)
+            # A search may take seconds; RE2 releases the interpreter's lock meanwhile.
+            return await asyncio.to_thread(self._judged, end, grant, params, began)
         return refused(end) if isinstance(end, str) else self._ended(end, grant, params, began)
 
     async def _called(self, call: OutgoingCall) -> OutgoingAnswer | CallEnd | str:
@@ -91,9 +94,16 @@ class Calling:
         except BrokenAnswer as error:
             return CallEnd("failed", "a broken answer", "sent", error.reason)
 
-    def _unaccepted(self, answer: OutgoingAnswer, params: OutgoingParams) -> CallEnd | None:
+    def _judged(self, answer: OutgoingAnswer, grant: Granted, params: OutgoingParams, began: float) -> AttemptResult:
+        """Return the result of an answer of any status."""
+        reading = read_answer(answer.status, answer.headers, answer.body, params.rules, self.clock.unix())
+        failure = self._unaccepted(answer, params, reading)
+        if failure is None:
+            return self._accepted(answer, grant, params, reading, began)
+        return self._ended(failure, grant, params, began)
+
+    def _unaccepted(self, answer: OutgoingAnswer, params: OutgoingParams, reading: Reading) -> CallEnd | None:
         """Return how the call ended; None if its answer is accepted."""
-        reading = self._read(answer, params)
         said = f"the upstream answered {answer.status}: {beginning(answer.body)}".removesuffix(": ")
         if reading.answer in ("pushed-back", "exhausted"):
             return CallEnd(reading.answer, reading.reason, "declined", said, reading.not_before_s)
@@ -106,10 +116,9 @@ class Calling:
             return CallEnd("failed", reading.reason, safety, said, reading.not_before_s, not reading.retryable)
         return CallEnd("ok", "", "sent", said, reading.not_before_s, final=True)
 
-    def _read(self, answer: OutgoingAnswer, params: OutgoingParams) -> Reading:
-        return read_answer(answer.status, answer.headers, answer.body, params.rules, self.clock.unix())
-
-    def _accepted(self, answer: OutgoingAnswer, grant: Granted, params: OutgoingParams, began: float) -> AttemptResult:
+    def _accepted(
+        self, answer: OutgoingAnswer, grant: Granted, params: OutgoingParams, reading: Reading, began: float
+    ) -> AttemptResult:
         """Return the verdict of an accepted answer. Without its score, or its documents, the call has failed."""
         used: dict[str, float] = {}
         score, passed = None, None
@@ -123,7 +132,8 @@ class Calling:
                 used = _used(params, answer.body)
                 output = http_output(answer, self.output_bytes, sorted(params.used.keys() - used.keys()))
                 if params.extract is not None:
-                    score = score_of(params.extract, answer.body)
+                    ends = self.clock.monotonic() + MOST_SEARCH_S
+                    score = score_of(params.extract, answer.body, lambda: self.clock.monotonic() < ends)
                     passed = None if params.extract.pass_at is None else score >= params.extract.pass_at
         except NoScore as error:
             result = self._ended(CallEnd("ok", "", "sent", str(error)), grant, params, began)
@@ -140,7 +150,7 @@ class Calling:
             output,
             quotas_used=used,
             evidence="" if score is None else "separate",
-            feedback=feedback_of(grant, params, "ok", self._read(answer, params).not_before_s, ""),
+            feedback=feedback_of(grant, params, "ok", reading.not_before_s, ""),
         )
 
     def _ended(self, end: CallEnd, grant: Granted, params: OutgoingParams, began: float) -> AttemptResult:
@@ -168,8 +178,20 @@ def _prepared(grant: Granted) -> tuple[OutgoingParams, OutgoingCall]:
 
 def _used(params: HttpCall, body: bytes) -> dict[str, float]:
     """Return the amounts that the answer reports."""
-    found = {quota: amount_of(place.pointer, body) for quota, place in params.used.items()}
+    if not params.used:
+        return {}
+    try:
+        document = decoded_json(body)
+    except NoScore:
+        return {}
+    found = {quota: amount_of(place.pointer, document) for quota, place in params.used.items()}
     return {quota: amount for quota, amount in found.items() if amount is not None}
+
+
+def has_patterns(params: OutgoingParams) -> bool:
+    """Return whether a caller's pattern is searched in the answer."""
+    extract = params.extract if isinstance(params, HttpCall) else None
+    return (extract is not None and extract.pattern is not None) or any(rule.when.patterns for rule in params.rules)
 
 
 def beginning(body: bytes) -> str:

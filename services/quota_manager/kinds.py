@@ -14,7 +14,7 @@ import msgspec
 
 from shared.kinds.formulation import MOST_QUOTAS, Name
 from shared.kinds.places import places_of
-from shared.kinds.provider_rules import ProviderRules, Statuses
+from shared.kinds.provider_rules import ProviderRules, Statuses, check_rules
 from shared.kinds.spec import KindSpec, Params
 from shared.messages.environments import Variable
 from shared.runtime.patterns import CONTENT_TYPE, HEADER, POINTER, whole
@@ -49,7 +49,7 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pointer: Pointer | None = None
     """Place of the score, or of the text in which `pattern` finds it. Null: the whole body."""
     pattern: Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_PATTERN)] | None = None
-    """Regular expression with one group, in RE2's syntax, searched in the last 65,536 characters; the last match
+    """Regular expression with one group, in RE2's syntax, searched in the last 16,384 characters; the last match
     counts. Null: the place holds a number, a text that is a number, or true or false."""
     scale: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 1.0
     """Factor of the score: 0.1 for marks from 0 to 10."""
@@ -95,6 +95,9 @@ class OutgoingParams(Params, frozen=True, kw_only=True):
     OPTIONS: yes), and once if the upstream has answered nothing. False: also not after its node was lost."""
     upstream: Name | None = None
     """Quota to which the upstream's pushback applies. Null: the first that the action takes."""
+
+    def __post_init__(self) -> None:
+        check_rules(self.rules)
 
 
 class HttpCall(OutgoingParams, frozen=True, kw_only=True):

@@ -12,13 +12,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from services.quota_manager.retry_headers import wait_s
+from services.quota_manager.scoring import MOST_JSON
 from shared.kinds.provider_rules import PointerIs, ProviderRule, When, compiled, includes
 from shared.policy.model.results import UpstreamAnswer
 
-MOST_TEXT: Final = 256 * 1024
+MOST_TEXT: Final = 32 << 10
 """Bytes of a body in which patterns are looked for: from its begin."""
-MOST_JSON: Final = 8 << 20
-"""Bytes of a body that is read as JSON."""
 OVERLOADED: Final = 529
 """Status of overloaded providers."""
 REPEATABLE: Final = frozenset({408, 425, 500, 502, 503, 504, OVERLOADED})
@@ -49,7 +48,9 @@ def read_answer(
     rules: Sequence[ProviderRule],
     now_unix: float,
 ) -> Reading:
-    """Return the meaning of an answer. O(rules * `MOST_TEXT`), and the body is parsed once if a rule has a pointer."""
+    """Return the meaning of an answer. O(patterns * their programs * `MOST_TEXT`): run it beside the
+    event loop if there are patterns. The body is parsed once if a rule has a pointer.
+    """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     answer = _Answer(status, [(name.lower(), value) for name, value in pairs], body)
     rule = next((one for one in rules if answer.is_as(one.when)), None)

@@ -8,7 +8,7 @@ import msgspec
 
 from services.quota_manager.kinds import HttpCall, OutgoingParams, SearchRetrieve, SecretReference
 from services.quota_manager.outgoing.calls import OutgoingCall, SecretName
-from services.quota_manager.templates import InvalidTemplate, fill_json, fill_text, fill_url
+from services.quota_manager.templates import InvalidTemplate, fill_json, fill_query, fill_url
 from shared.messages.grants import Granted
 from shared.runtime.units import Seconds
 
@@ -71,7 +71,6 @@ def limit_s(params: OutgoingParams, grant: Granted) -> Seconds:
 
 
 def _call(method: str, params: OutgoingParams, grant: Granted, body: bytes | None, content_type: str) -> OutgoingCall:
-    query = {name: fill_text(value, params.values) for name, value in params.query.items()}
     headers = {
         name: SecretName(value.secret) if isinstance(value, SecretReference) else value
         for name, value in params.headers.items()
@@ -80,7 +79,7 @@ def _call(method: str, params: OutgoingParams, grant: Granted, body: bytes | Non
     return OutgoingCall(
         method=method,
         url=fill_url(params.url, params.values),
-        query=query,
+        query=fill_query(params.query, params.values),
         headers=headers,
         body=body,
         content_type=content_type if body is not None else None,

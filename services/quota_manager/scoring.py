@@ -1,13 +1,14 @@
 """Score and amounts in the body of an accepted answer. Pure.
 
-The body is hostile: a model may have written parts of it. JSON is decoded within `most_bytes`. A trainer's pattern runs
-in RE2, in time linear in the text, so that no text can hold the process.
+The body is hostile: a model may have written parts of it. JSON is decoded up to `MOST_JSON` bytes. A trainer's pattern
+runs in RE2, over `MOST_SEARCHED` characters. A search is linear in the text, but a pattern that matches often may look at
+the rest of the text each time: so `in_time` ends the search, and the caller runs it beside the event loop.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
@@ -21,8 +22,10 @@ from shared.runtime.validation import UNREADABLE
 SHOWN_CHARS: Final = 200
 LONGEST_NUMBER: Final = 64
 """Characters of a number in a text."""
-MOST_SEARCHED: Final = 64 << 10
+MOST_SEARCHED: Final = 16 << 10
 """Characters at the end of a text in which a pattern is searched: each match costs some microseconds."""
+MOST_JSON: Final = 2 << 20
+"""Bytes of a body that is read as JSON: 2 MiB take some 20 ms."""
 _MISSING: Final = object()
 
 
@@ -81,16 +84,18 @@ def decoded_json(body: bytes) -> Any:
     """Return the body as JSON.
 
     Raises:
-        NoScore: it is none.
+        NoScore: it is none, or longer than `MOST_JSON`.
     """
+    if len(body) > MOST_JSON:
+        raise NoScore(f"the answer has {len(body)} bytes; one of up to {MOST_JSON} is read as JSON")
     try:
         return msgspec.json.decode(body)
     except UNREADABLE as error:
         raise NoScore(f"the answer is not JSON: {str(error)[:SHOWN_CHARS]}") from error
 
 
-def score_of(extraction: Extraction, body: bytes) -> float:
-    """Return the score in an answer's body, after `scale`.
+def score_of(extraction: Extraction, body: bytes, in_time: Callable[[], bool] = lambda: True) -> float:
+    """Return the score in an answer's body, after `scale`. `in_time`: asked after each match of a pattern.
 
     Raises:
         NoScore: there is none.
@@ -103,7 +108,7 @@ def score_of(extraction: Extraction, body: bytes) -> float:
         found = at_pointer(decoded_json(body), extraction.pointer or "")
     if extraction.pattern is not None:
         found = _last_match(
-            extraction.pattern, found if isinstance(found, str) else msgspec.json.encode(found).decode()
+            extraction.pattern, found if isinstance(found, str) else msgspec.json.encode(found).decode(), in_time
         )
     score = number(found) * extraction.scale
     if not math.isfinite(score):
@@ -111,11 +116,14 @@ def score_of(extraction: Extraction, body: bytes) -> float:
     return score
 
 
-def _last_match(pattern: str, text: str) -> str:
-    last = deque(compiled(pattern).finditer(text[-MOST_SEARCHED:]), maxlen=1)
-    if not last or last[0].group(1) is None:
+def _last_match(pattern: str, text: str, in_time: Callable[[], bool]) -> str:
+    last = None
+    for last in compiled(pattern).finditer(text[-MOST_SEARCHED:]):  # noqa: B007  # the last one counts
+        if not in_time():
+            raise NoScore("the search for the pattern took too long in this answer; write a pattern that matches less")
+    if last is None or last.group(1) is None:
         raise NoScore("the pattern does not match the answer")
-    return str(last[0].group(1))
+    return str(last.group(1))
 
 
 def number(value: Any) -> float:
@@ -134,10 +142,10 @@ def number(value: Any) -> float:
     raise NoScore(f"the score is no number: {str(shown)[:SHOWN_CHARS]!r}")
 
 
-def amount_of(pointer: str, body: bytes) -> float | None:
-    """Return an amount that was used; None if the answer has none, or one that is no amount."""
+def amount_of(pointer: str, document: Any) -> float | None:
+    """Return an amount that was used, in an answer; None if it has none, or one that is no amount."""
     try:
-        amount = number(at_pointer(decoded_json(body), pointer))
+        amount = number(at_pointer(document, pointer))
     except NoScore:
         return None
     return amount if amount >= 0 else None

@@ -16,7 +16,7 @@ from shared.kinds.places import PLACE
 _ORIGIN: Final = re.compile(r"https?://[^/?#{}\\\s]+(?=[/?#]|$)", re.IGNORECASE)
 """Scheme, host and port: without places, because a secret or a private address may depend on them."""
 MOST_FILLED: Final = 8 << 20
-"""Characters of one filled text."""
+"""Characters of all texts of a filled body."""
 MOST_URL: Final = 32 << 10
 """Characters of a filled URL. Servers accept less."""
 
@@ -63,36 +63,61 @@ def _fill(part: str, values: Mapping[str, str], *, in_path: bool) -> str:
     return PLACE.sub(encoded, part)
 
 
-def _check_size(what: str, template: str, values: Mapping[str, str], most: int) -> None:
-    """Count before building: a short template can repeat a long value. Raises InvalidTemplate."""
-    size = len(template) + sum(len(values.get(name, "")) for name in PLACE.findall(template))
+def filled_size(template: Any, values: Mapping[str, str]) -> int:
+    """Return the characters of the texts of a JSON value once they are filled: at least, without what is encoded.
+
+    A short template can repeat a long value, so it is counted before it is built. O(size of the template).
+    """
+    if isinstance(template, str):
+        return len(template) + sum(len(values.get(name, "")) for name in PLACE.findall(template))
+    if isinstance(template, dict):
+        return sum(filled_size(value, values) for value in template.values())
+    if isinstance(template, list):
+        return sum(filled_size(value, values) for value in template)
+    return 0
+
+
+def _check_size(what: str, template: Any, values: Mapping[str, str], most: int) -> None:
+    """Check a template's size before it is filled. Raises InvalidTemplate."""
+    size = filled_size(template, values)
     if size > most:
         raise InvalidTemplate(f"{what}: it has up to {size} characters with its values, and may have {most}")
 
 
-def fill_text(template: str, values: Mapping[str, str]) -> str:
-    """Return a text with its places filled. Names that `values` lacks stay: texts may have braces of their own.
+def fill_query(query: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """Return parameters of a URL with their places filled. Names that `values` lacks stay.
 
     Raises:
-        InvalidTemplate: the text would be too long.
+        InvalidTemplate: they would be too long for a URL.
     """
-    if not values:
-        return template
-    _check_size("a text with places", template, values, MOST_FILLED)
-    return PLACE.sub(lambda place: values.get(place[1], place[0]), template)
+    _check_size("query", dict(query), values, MOST_URL)
+    return {name: _fill_text(value, values) for name, value in query.items()}
 
 
 def fill_json(template: Any, values: Mapping[str, str]) -> Any:
     """Return a JSON value whose texts have their places filled; keys stay as they are. O(size).
 
-    Its nesting is bounded: `json` is a parameter of free form, which is checked at submission.
+    Names that `values` lacks stay: texts may have braces of their own. Its nesting is bounded: `json` is a parameter of
+    free form, which is checked at submission.
+
+    Raises:
+        InvalidTemplate: its texts would be too long together.
     """
     if not values:
         return template
+    _check_size("json", template, values, MOST_FILLED)
+    return _fill_json(template, values)
+
+
+def _fill_json(template: Any, values: Mapping[str, str]) -> Any:
     if isinstance(template, str):
-        return fill_text(template, values)
+        return _fill_text(template, values)
     if isinstance(template, dict):
-        return {key: fill_json(value, values) for key, value in template.items()}
+        return {key: _fill_json(value, values) for key, value in template.items()}
     if isinstance(template, list):
-        return [fill_json(value, values) for value in template]
+        return [_fill_json(value, values) for value in template]
     return template
+
+
+def _fill_text(template: str, values: Mapping[str, str]) -> str:
+    return PLACE.sub(lambda place: values.get(place[1], place[0]), template)

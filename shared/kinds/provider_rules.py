@@ -5,12 +5,15 @@ what `services.quota_manager.provider` knows itself. Example: a 200 with a page 
 
     {"when": {"status": [200], "body": "(?i)captcha"}, "then": "pushed-back", "for_s": 60, "reason": "CAPTCHA"}
 
-Patterns are of RE2: its time is linear in the text, whatever the pattern and the text are. So a body cannot stop a
-service (tests/services/quota_manager/test_provider_rules.py).
+Patterns are of RE2: the time of a search is at most the length of the text times the size of the program. Both are
+bounded, and so are the number of patterns and their length together, because every process that reads the parameters
+compiles them (tests/services/quota_manager/test_provider_rules.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -23,7 +26,11 @@ MOST_PATTERN: Final = 1024
 """Characters of a pattern."""
 MOST_HEADERS: Final = 8
 """Headers that one rule looks at."""
-PATTERN_BYTES: Final = 8 << 20
+MOST_PATTERNS: Final = 32
+"""Patterns of all rules of one call."""
+MOST_PATTERN_CHARS: Final = 4096
+"""Characters of all these patterns: a class of letters (`[\\pL\\pN]`) takes 0.1 ms to compile."""
+PATTERN_BYTES: Final = 256 << 10
 """Memory of one compiled pattern."""
 
 Status = Annotated[int, msgspec.Meta(ge=100, le=599)]
@@ -59,8 +66,11 @@ class When(_Part, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.status is None and not self.header and self.body is None and self.pointer is None:
             raise ValueError("a rule needs a condition: `status`, `header`, `body` or `pointer`")
-        for pattern in (*self.header.values(), *([] if self.body is None else [self.body])):
-            compiled(pattern)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """All patterns of the condition."""
+        return (*self.header.values(), *(() if self.body is None else (self.body,)))
 
 
 class ProviderRule(_Part, frozen=True, kw_only=True):
@@ -77,12 +87,38 @@ class ProviderRule(_Part, frozen=True, kw_only=True):
 ProviderRules = Annotated[tuple[ProviderRule, ...], msgspec.Meta(max_length=MOST_RULES)]
 
 
+def check_rules(rules: Sequence[ProviderRule]) -> None:
+    """Check the patterns of all rules: first how many and how long they are, then each.
+
+    Raises:
+        ValueError: there are too many, they are too long, or one is no pattern.
+    """
+    patterns = [pattern for rule in rules for pattern in rule.when.patterns]
+    length = sum(map(len, patterns))
+    if len(patterns) > MOST_PATTERNS or length > MOST_PATTERN_CHARS:
+        raise ValueError(
+            f"`rules` have {len(patterns)} patterns of {length} characters; they may have {MOST_PATTERNS} patterns of "
+            f"{MOST_PATTERN_CHARS} characters together"
+        )
+    for pattern in patterns:
+        compiled(pattern)
+
+
 def compiled(pattern: str) -> Any:
     """Return a compiled pattern.
 
     Raises:
         ValueError: it is no pattern of RE2, or takes more than `PATTERN_BYTES`.
     """
+    found = _compiled(pattern)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Any:
+    """Return the pattern, or the text of its error, which is also kept: compilation takes up to 10 ms."""
     options = re2.Options()
     options.log_errors, options.max_mem = False, PATTERN_BYTES
     try:
@@ -90,7 +126,7 @@ def compiled(pattern: str) -> Any:
     except re2.error as error:
         why = error.args[0] if error.args else ""
         why = why.decode("utf-8", "replace") if isinstance(why, bytes) else why
-        raise ValueError(f"{pattern!r} is no pattern of RE2: {why}") from error
+        return f"{pattern!r} is no pattern of RE2: {why}"
 
 
 def includes(statuses: Statuses, status: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.quota_manager.kinds import HttpCall
 from services.quota_manager.provider import Reading, read_answer
 from shared.kinds.provider_rules import ProviderRules
 
@@ -15,7 +16,9 @@ NOW = 1_700_000_000.0
 
 
 def rules(*given: dict[str, Any]) -> ProviderRules:
-    return msgspec.json.decode(json.dumps(given), type=ProviderRules)
+    """Decode rules as a kind's parameters have them."""
+    call = {"url": "http://upstream.example/", "rules": given}
+    return msgspec.json.decode(json.dumps(call), type=HttpCall).rules
 
 
 def read(rule: dict[str, Any], status: int, body: object, **headers: str) -> Reading:
@@ -77,6 +80,8 @@ def test_the_first_rule_counts_and_comes_before_what_is_common() -> None:
         {"when": {"body": "(a)\\1"}, "then": "ok"},
         {"when": {"body": "(x{1000}){1000}"}, "then": "ok"},
         {"when": {"body": "a" * 1025}, "then": "ok"},
+        {"when": {"body": r"\pL{0,290}N"}, "then": "ok"},
+        {"when": {"body": r"[\pL\pN\pS]" * 80}, "then": "ok"},
         {"when": {"status": [99]}, "then": "ok"},
         {"when": {"status": ["5xx"]}, "then": "ok"},
         {"when": {"status": [500]}, "then": "retry"},
@@ -88,6 +93,18 @@ def test_the_first_rule_counts_and_comes_before_what_is_common() -> None:
 def test_a_wrong_rule_is_rejected(rule: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         rules(rule)
+
+
+def with_patterns(*patterns: str) -> list[dict[str, Any]]:
+    return [{"when": {"body": pattern}, "then": "ok"} for pattern in patterns]
+
+
+def test_the_patterns_of_all_rules_are_bounded_before_they_are_compiled() -> None:
+    assert len(rules(*with_patterns(*["a" * 128] * 32))) == 32
+    with pytest.raises(msgspec.ValidationError, match="33 patterns of 33 characters; they may have 32 patterns"):
+        rules({"when": {"body": "a", "header": {"x": "b"}}, "then": "ok"}, *with_patterns(*["c"] * 31))
+    with pytest.raises(msgspec.ValidationError, match="5 patterns of 4097 characters"):
+        rules(*with_patterns(*["(" * 1024] * 4, "("))
 
 
 def test_patterns_take_linear_time_over_hostile_bodies() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import msgspec
 import pytest
 
 from services.quota_manager.kinds import Extraction
@@ -89,8 +88,23 @@ def test_no_text_makes_a_pattern_slow() -> None:
 
 
 def test_an_amount_is_a_number_from_0() -> None:
-    body = msgspec.json.encode({"usage": {"total": 812, "none": None, "negative": -1, "text": "9"}})
-    assert [amount_of(f"/usage/{name}", body) for name in ("total", "none", "negative", "missing", "text")] == [
+    document = {"usage": {"total": 812, "none": None, "negative": -1, "text": "9"}}
+    assert [amount_of(f"/usage/{name}", document) for name in ("total", "none", "negative", "missing", "text")] == [
         812.0, None, None, None, 9.0,
     ]  # fmt: skip
-    assert amount_of("/usage", b"<html>") is None
+    assert amount_of("/usage", None) is None
+
+
+def test_a_search_ends_when_its_time_is_over() -> None:
+    """A pattern that looks at the rest of the text at each match."""
+    asked = iter([True] * 9 + [False])
+    with pytest.raises(NoScore, match="took too long"):
+        score_of(Extraction(pattern="(a)(?:.*b)?"), b"a" * 100, lambda: next(asked))
+    assert next(asked, None) is None
+
+
+def test_json_is_read_up_to_a_size() -> None:
+    body = b'{"score": 1, "x": "' + b"x" * ((2 << 20) - 21) + b'"}'
+    assert (len(body), score_of(Extraction(pointer="/score"), body)) == (2 << 20, 1.0)
+    with pytest.raises(NoScore, match="2097153 bytes; one of up to 2097152"):
+        score_of(Extraction(pointer="/score"), body + b" ")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.quota_manager.templates import InvalidTemplate, fill_json, fill_text, fill_url
+from services.quota_manager.templates import InvalidTemplate, fill_json, fill_query, fill_url
 
 HOSTILE = [
     "a/b", "../admin", "/", "//evil.example", "?x=1", "#end", "&key=1", "a b", "%2e%2e", "%2F", "\r\nHost: evil",
@@ -84,4 +84,35 @@ def test_json_is_filled_inside_its_texts() -> None:
 
 
 def test_a_value_is_not_filled_again() -> None:
-    assert fill_text("{a}{b}", {"a": "{b}", "b": "x"}) == "{b}x"
+    assert fill_json("{a}{b}", {"a": "{b}", "b": "x"}) == "{b}x"
+
+
+BOMB = "{a}" * 400
+
+
+def test_a_template_that_repeats_a_long_value_is_rejected_before_it_is_built() -> None:
+    values = {"a": "x" * (1 << 20)}
+    for what, fill in (
+        ("url", lambda: fill_url(f"https://api.example/?q={BOMB}", values)),
+        ("query", lambda: fill_query({"q": BOMB}, values)),
+        ("json", lambda: fill_json({"text": BOMB}, values)),
+        ("json", lambda: fill_json(["{a}"] * 9, values)),
+    ):
+        with pytest.raises(InvalidTemplate, match=rf"^{what}: it has up to \d+ characters"):
+            fill()
+
+
+def test_a_filled_body_has_up_to_8_mib() -> None:
+    values = {"a": "x" * (1 << 20)}
+    assert len(fill_json(["{a}"] * 7, values)) == 7
+    most = [*["{a}"] * 7, "y" * ((1 << 20) - 21)]
+    assert sum(map(len, fill_json(most, values))) == (8 << 20) - 21
+    with pytest.raises(InvalidTemplate, match="8388609 characters with its values, and may have 8388608"):
+        fill_json([*most, "y"], values)
+
+
+def test_parameters_of_a_url_have_up_to_32_kib_together() -> None:
+    query = {f"p{n}": "x" * 4096 for n in range(8)}
+    assert fill_query(query, {}) == query
+    with pytest.raises(InvalidTemplate, match=r"^query: it has up to 32769"):
+        fill_query({**query, "q": "y"}, {})

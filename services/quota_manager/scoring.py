@@ -1,8 +1,8 @@
 """Score and amounts in the body of an accepted answer. Pure.
 
 The body is hostile: a model may have written parts of it. JSON is decoded up to `MOST_JSON` bytes. A trainer's pattern
-runs in RE2, over `MOST_SEARCHED` characters. A search is linear in the text, but a pattern that matches often may look at
-the rest of the text each time: so `in_time` ends the search, and the caller runs it beside the event loop.
+runs in RE2, over `MOST_SEARCHED` characters. A search is linear in the text, but a pattern that matches often may look
+at the rest of the text each time: so `in_time` ends it, and the caller runs it beside the event loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Corrections of rates when an attempt ends with other amounts than it has taken: refunds and debits.
 
-A refund follows the law of `level_history`. A debit is taken in full at the time of the end: then the level may exceed
-the limit, and nothing is granted until it has refilled.
+A refund follows the law of `level_history`. A debit is taken at the time of the end: then the level may exceed the
+limit, and nothing is granted until it has refilled. It exceeds it by at most one full bucket (`most_debit`), because a
+report comes from a caller, and a wrong one must not close a quota for good.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Settling:
         """
         surplus = hold.amounts[name] - used
         if surplus < 0:
+            surplus = -min(-surplus, most_debit(rate, level))
             self.serial += 1  # of this increase
         if surplus <= 0 or not rate.per_s:  # never refilled, so it was never full since
             return surplus
@@ -65,6 +67,11 @@ class Settling:
         """Assert the invariants; tests call it after every step, services never do."""
         for history in self.histories.values():
             history.check()
+
+
+def most_debit(rate: Rate, level: float) -> float:
+    """Return the most that can be taken beyond the amount of a grant: up to two full buckets are missing then."""
+    return max(0.0, 2 * rate.most - level)
 
 
 def believable(used: Amounts, taken: Amounts) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 from typing import Any
 
@@ -223,3 +224,23 @@ async def test_documents_of_another_shape_are_repeated_and_then_a_failure() -> N
 
 def test_the_beginning_of_a_body_is_one_line() -> None:
     assert beginning(b"a\r\nb\x00\x1b[31m" + b"c" * 1000) == "a b [31m" + "c" * 192
+
+
+async def test_a_pattern_that_looks_at_the_whole_answer_at_each_match_does_not_stop_the_service() -> None:
+    """The event loop goes on meanwhile, or the node would be lost; the search ends, and its call has failed."""
+    params = {"url": URL, "extract": {"pattern": "(a)(?:.*b)?"}, "attempts": 1}
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    result = await attempt(Upstream((200, b"a" * 16384)), params)
+    counting.cancel()
+
+    assert turns > 100
+    assert result.status == "upstream-failed", "`a` is no number, if the search has ended in time"
+    assert "took too long" in result.reason or "no number" in result.reason

@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import AmountRestored, QuotaSet
@@ -75,6 +77,38 @@ def test_amounts_that_cannot_be_true_are_ignored(used: float) -> None:
     (answer,) = [one for one in commands if isinstance(one, AnswerAction)]
     assert answer.settled[0].refunds == ()
     assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], 0.0) == 80.0
+
+
+@pytest.mark.parametrize("used", [300.0, 1e9])
+def test_a_report_closes_a_quota_for_at_most_two_periods(used: float) -> None:
+    dispatcher = with_tokens()
+    (first,) = submit(dispatcher, asking("first", 80.0, 1))
+    end(dispatcher, first, {"tokens": used}, 0.0)
+    assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], 0.0) == 200.0
+    assert not grants(dispatcher.handle(0.0, submitted(asking("second", 100.0, 2))))
+    assert dispatcher.next_wake_s == pytest.approx(20.0)
+    assert grants(dispatcher.handle(20.0, NodeSeen("n", "1"), TickPassed())) == ["second"]
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1e9), st.floats(0.0, 5.0)), min_size=1, max_size=8))
+def test_no_reports_take_more_than_two_full_buckets(reports: list[tuple[float, float]]) -> None:
+    """The level, by an account that is kept apart."""
+    dispatcher, level, now = with_tokens(), 8 * 10.0, 0.0
+    granted = submit(dispatcher, *(asking(f"a{n}", 10.0, n + 1) for n in range(8)))
+    for grant, (used, after_s) in zip(granted, reports, strict=False):
+        level, now = max(0.0, level - 10.0 * after_s), now + after_s
+        dispatcher.handle(now, NodeSeen("n", "1"))
+        end(dispatcher, grant, {"tokens": max(used, 10.0)}, now)
+        level = max(level, min(level + max(used, 10.0) - 10.0, 200.0))
+        assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], now) == pytest.approx(level)
+
+
+def test_an_operator_opens_a_quota_of_money_after_a_wrong_report_by_a_higher_limit() -> None:
+    dispatcher = with_tokens(QuotaLimits((), (Rate(50.0, None),)))
+    (first,) = submit(dispatcher, asking("first", 1.0, 1))
+    end(dispatcher, first, {"tokens": 1e9}, 0.0)
+    assert not submit(dispatcher, asking("second", 50.0, 2))
+    assert grants(dispatcher.handle(1.0, QuotaSet("tokens", QuotaLimits((), (Rate(150.0, None),))))) == ["second"]
 
 
 def test_a_retry_pays_again_and_each_attempt_is_settled_by_its_own_use() -> None:

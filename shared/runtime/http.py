@@ -28,6 +28,7 @@ from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
+from shared.runtime import http_addresses
 from shared.runtime.http_addresses import AddressRefused, Judge, JudgedResolver, Resolve, SystemResolver, judged_socket
 from shared.runtime.http_bodies import ACCEPTED, UnreadableBody, read_body
 
@@ -54,6 +55,8 @@ class HttpRequest:
     """Absolute, percent-encoded, without userinfo and fragment."""
     headers: Sequence[tuple[str, str]] = field(default=(), repr=False)
     body: bytes | None = field(default=None, repr=False)
+    owner: str = ""
+    """Whose call it is. Slow names of one owner do not delay the calls of others."""
     partition: str = ""
     """Owner of the connection. Connections are not shared between partitions: a server that misreads where a request
     ends would take the rest of it for the next request, and answer one owner with what another has asked."""
@@ -104,6 +107,7 @@ class HttpClient:
         """Send one request and return its answer or failure within `limits.total_s` seconds."""
         progress = _Progress()
         _partition.set(request.partition)
+        http_addresses.owner.set(request.owner)
         try:
             async with asyncio.timeout(limits.total_s):
                 return await self._exchange(request, limits, progress)

@@ -10,10 +10,12 @@ import errno
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextvars import ContextVar
 from typing import Any, Final
 
 from aiohttp.abc import AbstractResolver, ResolveResult
+
+from shared.runtime.units import Seconds
 
 Judge = Callable[[str], str]
 """From an IP address to the reason why it is refused; empty: it may be connected to."""
@@ -22,6 +24,12 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 LOOKUPS: Final = 32
 """DNS lookups at once. A lookup cannot be cancelled, so a slow name server holds its threads."""
+LOOKUPS_EACH: Final = 4
+"""DNS lookups of one owner at once: slow names of one do not stop the others."""
+TURN_S: Final[Seconds] = 10.0
+"""Most time that a lookup waits for its turn among those of its owner."""
+owner: ContextVar[str] = ContextVar("owner", default="")
+"""Owner of the lookups of the current task."""
 
 
 class AddressRefused(OSError):
@@ -32,19 +40,64 @@ class AddressRefused(OSError):
         self.reason = reason
 
 
-class SystemResolver:
-    """The operating system's resolver, in threads of its own."""
+LookUp = Callable[[str], Sequence[str]]
+"""From a host name to its addresses; blocks. Raises OSError or UnicodeError."""
+
+
+def _look_up(host: str) -> Sequence[str]:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class _Turns:
+    """Lookups of one owner."""
 
     def __init__(self) -> None:
+        self.free = asyncio.Semaphore(LOOKUPS_EACH)
+        self.users = 0
+        """Callers and threads."""
+
+
+class SystemResolver:
+    """The operating system's resolver, in threads of its own. Owners have `LOOKUPS_EACH` of them at most."""
+
+    def __init__(self, look_up: LookUp = _look_up) -> None:
+        self._look_up = look_up
         self._threads = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="dns")
+        self._turns: dict[str, _Turns] = {}
 
     async def __call__(self, host: str) -> Sequence[str]:
-        look_up = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+        """Return the addresses of a name.
+
+        Raises:
+            OSError: it has none, or earlier lookups of the owner have lasted `TURN_S`.
+        """
+        name = owner.get()
+        turns = self._turns.setdefault(name, _Turns())
+        turns.users += 1
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+            async with asyncio.timeout(TURN_S):
+                await turns.free.acquire()
+            running = asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, host)
+            turns.users += 1
+            running.add_done_callback(lambda _: self._ended(name, turns))
+            # A caller that is cancelled leaves its thread behind, which keeps the turn.
+            return await asyncio.shield(running)
+        except TimeoutError:
+            raise OSError(errno.EAGAIN, "earlier lookups of names are slow") from None
         except UnicodeError:
             raise OSError(errno.EINVAL, "it is no host name") from None
-        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+        finally:
+            self._left(name, turns)
+
+    def _ended(self, name: str, turns: _Turns) -> None:
+        turns.free.release()
+        self._left(name, turns)
+
+    def _left(self, name: str, turns: _Turns) -> None:
+        turns.users -= 1
+        if not turns.users:
+            del self._turns[name]
 
     def close(self) -> None:
         """Begin no further lookup. Does not wait for those that run."""

@@ -75,7 +75,7 @@ class _Progress:
             for name, (shown, value) in self.headers.items()
         ]
         partition = "\n".join([self.call.tenant, *sorted(secret.name for secret in self.secrets.values())])
-        return HttpRequest(self.call.method, self.target.url, headers, self.call.body, partition)
+        return HttpRequest(self.call.method, self.target.url, headers, self.call.body, self.call.tenant, partition)
 
     def error(self, failure: HttpFailure) -> OutgoingError:
         """Return the error for a failed request. The call was sent if an earlier request was."""

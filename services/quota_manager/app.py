@@ -42,7 +42,7 @@ def create_app(settings: QuotaManagerSettings | None = None, *, clock: Clock = S
             open_node(redis_url, name="quota_manager", node=settings.node, node_class=settings.node_class) as node,
             open_outgoing(secrets=secrets, allow_addresses=allowed, connections=settings.calls) as outgoing,
         ):
-            calling = Calling(outgoing, clock, Random(), settings.output_bytes, CallMetrics())
+            calling = Calling(outgoing, clock, Random(), settings.output_bytes, CallMetrics(), settings.bodies())
             executor = CallExecutor(calling.attempt, calls=settings.calls, grace_s=settings.grace_s)
             agent = NodeAgent(node, executor, clock=clock, report=observe(node.outbox.put))
             async with agent.running(heartbeat_s=settings.heartbeat_s):

@@ -21,6 +21,7 @@ from services.quota_manager.outgoing.errors import (
     ForbiddenAddress,
     InvalidCall,
     NoFirstByte,
+    NoMemory,
     NotConnected,
 )
 from services.quota_manager.outputs import InvalidDocuments, documents_output, http_output
@@ -31,6 +32,7 @@ from services.quota_manager.templates import InvalidTemplate
 from shared.kinds.provider_rules import Statuses, includes
 from shared.messages.grants import Granted
 from shared.policy.model.results import AttemptResult, refused
+from shared.runtime.byte_budget import ByteBudget, ByteShare
 from shared.runtime.clock import Clock
 from shared.runtime.errors import BadRequest
 from shared.runtime.validation import decoded
@@ -47,7 +49,7 @@ _retrieve: Final = msgspec.json.Decoder(SearchRetrieve)
 class Sends(Protocol):
     """Client that sends calls: `services.quota_manager.outgoing.client.Outgoing`."""
 
-    async def call(self, call: OutgoingCall) -> OutgoingAnswer:
+    async def call(self, call: OutgoingCall, memory: ByteShare | None = None) -> OutgoingAnswer:
         """Return the answer, of any status; raises an `OutgoingError`."""
 
 
@@ -60,6 +62,8 @@ class Calling:
     random: Random
     output_bytes: int
     metrics: CallMetrics
+    bodies: ByteBudget
+    """Memory of answers. A tenant has at most a part of it."""
 
     async def attempt(self, grant: Granted) -> AttemptResult:
         """Execute a grant, within `grant.timeout_s` seconds."""
@@ -72,7 +76,13 @@ class Calling:
             return refused(f"upstream: the action takes nothing of the quota {params.upstream!r}; name it in `quotas`")
         if isinstance(params, HttpCall) and (others := params.used.keys() - grant.quotas.keys()):
             return refused(f"used: the action takes nothing of the quota {min(others)!r}; name it in `quotas`")
-        end = await self._called(call)
+        with self.bodies.share(grant.tenant) as memory:
+            return await self._attempted(call, grant, params, began, memory)
+
+    async def _attempted(
+        self, call: OutgoingCall, grant: Granted, params: OutgoingParams, began: float, memory: ByteShare
+    ) -> AttemptResult:
+        end = await self._called(call, memory)
         if isinstance(end, OutgoingAnswer):
             self.metrics.seconds.observe(end.elapsed_s)
             if not has_patterns(params):
@@ -81,10 +91,10 @@ class Calling:
             return await asyncio.to_thread(self._judged, end, grant, params, began)
         return refused(end) if isinstance(end, str) else self._ended(end, grant, params, began)
 
-    async def _called(self, call: OutgoingCall) -> OutgoingAnswer | CallEnd | str:
+    async def _called(self, call: OutgoingCall, memory: ByteShare) -> OutgoingAnswer | CallEnd | str:
         """Return the answer, the end of a call without one, or why it can never be made."""
         try:
-            return await self.outgoing.call(call)
+            return await self.outgoing.call(call, memory)
         except (InvalidCall, ForbiddenAddress) as error:
             return error.reason
         except NotConnected as error:
@@ -93,6 +103,8 @@ class Calling:
             return CallEnd("failed", "no answer in time", "silent", error.reason)
         except BrokenAnswer as error:
             return CallEnd("failed", "a broken answer", "sent", error.reason)
+        except NoMemory as error:
+            return CallEnd("ok", "", "sent", error.reason)
 
     def _judged(self, answer: OutgoingAnswer, grant: Granted, params: OutgoingParams, began: float) -> AttemptResult:
         """Return the result of an answer of any status."""

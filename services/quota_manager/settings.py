@@ -5,11 +5,17 @@ from __future__ import annotations
 import platform
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from services.quota_manager.kinds import MOST_BYTES
+from shared.runtime.byte_budget import ByteBudget
 from shared.runtime.settings import ServiceSettings
+
+PARTS: Final = 4
+"""Parts of the memory for answers, of which a tenant has one at most."""
 
 
 class QuotaManagerSettings(ServiceSettings):
@@ -26,7 +32,10 @@ class QuotaManagerSettings(ServiceSettings):
     node_class: str = "default"
     """Pools are (resource, node class): nodes of one class are interchangeable."""
     calls: int = Field(1024, gt=0, le=65_536)
-    """Calls at the same time. Each holds a connection and at most its `most_bytes`."""
+    """Calls at the same time. Each holds a connection."""
+    bodies_bytes: int = Field(512 << 20, ge=PARTS * MOST_BYTES)
+    """Bytes of answers' bodies in memory. A tenant has at most a quarter. Further large answers are read later, in
+    their time limit. The first 65,536 bytes of an answer are not counted."""
     heartbeat_s: float = Field(2.0, gt=0)
     """Seconds between heartbeats. By default the leader considers a node lost after five missed ones."""
     allow_addresses: list[IPv4Network | IPv6Network] = []
@@ -37,3 +46,7 @@ class QuotaManagerSettings(ServiceSettings):
     """Largest JSON of one result. A longer text is cut and flagged; longer documents of a search have failed."""
     grace_s: float = Field(5.0, ge=0, le=10)
     """Seconds that a stopping node waits for calls that have begun. The others are made again by the next node."""
+
+    def bodies(self) -> ByteBudget:
+        """Return the memory of answers."""
+        return ByteBudget(self.bodies_bytes, self.bodies_bytes // PARTS)

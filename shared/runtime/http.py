@@ -25,10 +25,12 @@ from typing import Any, Final, Literal
 
 import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
+from aiohttp.connector import Connection
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from shared.runtime import http_addresses
+from shared.runtime.byte_budget import ByteShare
 from shared.runtime.http_addresses import AddressRefused, Judge, JudgedResolver, Resolve, SystemResolver, judged_socket
 from shared.runtime.http_bodies import ACCEPTED, UnreadableBody, read_body
 
@@ -41,9 +43,13 @@ DNS_KEEP_S: Final = 10
 """Time that the addresses of a name are kept."""
 SWITCHING_PROTOCOLS: Final = 101
 
-Stage = Literal["address", "connect", "first-byte", "answer"]
+MOST_INFORMATIONAL: Final = 32
+"""Informational answers (1xx) before the answer. A server that sends them without end would keep a core busy."""
+
+Stage = Literal["address", "connect", "first-byte", "answer", "memory"]
 """Stage in which an exchange failed. `address`: the address is refused. `connect`: nothing was sent. `first-byte`:
-something was sent, and no head of an answer has come. `answer`: the answer is cut, invalid or too large."""
+something was sent, and no head of an answer has come. `answer`: the answer is cut, invalid or too large. `memory`: a
+large answer has begun, and there was no memory for it: no fault of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,8 @@ class HttpLimits:
     """Most bytes of the body, decompressed."""
     unread: frozenset[int] = frozenset()
     """Statuses whose body is not read."""
+    memory: ByteShare | None = None
+    """Memory of the body: a share without bytes. It keeps what the body needs. None: memory is not bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +153,10 @@ class HttpClient:
             body = b""
             if response.status not in limits.unread:
                 encoding = ",".join(response.headers.getall("content-encoding", []))
-                body = await read_body(response.content.iter_any(), encoding, limits.most_bytes)
+                room = None if limits.memory is None else partial(_room, limits, response, progress)
+                body = await read_body(response.content.iter_any(), encoding, limits.most_bytes, room)
+                if limits.memory is not None:
+                    limits.memory.keep(len(body))
             headers = tuple((_valid(name), _valid(value)) for name, value in response.headers.items())
             return HttpReply(response.status, headers, body, head_at_s)
         finally:
@@ -163,7 +174,20 @@ class _Progress:
             return "no connection was made in time"
         if self.stage == "first-byte":
             return f"no answer began within {round(min(limits.first_byte_s, limits.total_s), 2):g} s"
+        if self.stage == "memory":
+            return f"the answer is large, and the memory for answers was in use for {round(limits.total_s, 2):g} s"
         return f"the answer did not end within {round(limits.total_s, 2):g} s"
+
+
+async def _room(limits: HttpLimits, response: aiohttp.ClientResponse, progress: _Progress) -> None:
+    """Wait for the memory of a body. Meanwhile nothing of it is read, so that its server waits too."""
+    assert limits.memory is not None
+    amount = limits.most_bytes
+    if response.content_length is not None and "content-encoding" not in response.headers:
+        amount = min(amount, response.content_length)
+    progress.stage = "memory"
+    await limits.memory.take(amount)
+    progress.stage = "answer"
 
 
 @asynccontextmanager
@@ -198,6 +222,7 @@ async def open_http(
             auto_decompress=False,
             trust_env=False,
             request_class=_PartitionedRequest,
+            response_class=_BoundedResponse,
             trace_configs=[tracing],
             middlewares=(_send_once,),
         ) as session:
@@ -217,6 +242,33 @@ class _PartitionedRequest(aiohttp.ClientRequest):
     def connection_key(self) -> ConnectionKey:
         # The field is None without a proxy, and there is none.
         return super().connection_key._replace(proxy_headers_hash=hash(_partition.get()))
+
+
+class _BoundedResponse(aiohttp.ClientResponse):
+    """An answer after at most `MOST_INFORMATIONAL` informational ones."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Read the head.
+
+        Raises:
+            aiohttp.ClientResponseError: it is invalid, or too many informational ones come before it.
+        """
+        protocol = connection.protocol
+        assert protocol is not None
+        read, heads = protocol.read, 0
+
+        async def counted() -> Any:
+            nonlocal heads
+            heads += 1
+            if heads > MOST_INFORMATIONAL + 1:
+                raise HttpProcessingError(message="too many informational answers")
+            return await read()
+
+        protocol.__dict__["read"] = counted
+        try:
+            return await super().start(connection)
+        finally:
+            del protocol.__dict__["read"]
 
 
 class _Unanswered(aiohttp.ClientError):

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
 from typing import Final
 
 PIECE: Final = 1 << 16
 """Bytes that are decompressed at once. Other calls run between two pieces."""
 SLACK: Final = 1 << 16
 """Bytes that a compressed body may be larger than its content: headers, and content that does not compress."""
+UNCOUNTED: Final = 1 << 16
+"""Bytes of a body that need no share of the memory for bodies."""
 ACCEPTED: Final = "gzip, deflate"
 """Value of `Accept-Encoding`."""
 
@@ -26,12 +28,15 @@ class UnreadableBody(Exception):
     """The body is cut, too large or not of its encoding. The text names the cause, and nothing of the content."""
 
 
-async def read_body(chunks: AsyncIterable[bytes], encoding: str, most_bytes: int) -> bytes:
+async def read_body(
+    chunks: AsyncIterable[bytes], encoding: str, most_bytes: int, room: Callable[[], Awaitable[None]] | None = None
+) -> bytes:
     """Return a body, decompressed. O(size).
 
     Args:
         encoding: value of `Content-Encoding`; empty: none.
         most_bytes: limit of the decompressed body.
+        room: waits for memory; called once, before more than `UNCOUNTED` bytes are kept.
     Raises:
         UnreadableBody: see there.
     """
@@ -44,14 +49,15 @@ async def read_body(chunks: AsyncIterable[bytes], encoding: str, most_bytes: int
         received += len(chunk)
         if received > most_bytes + (SLACK if inflating else 0):
             raise _too_large(most_bytes)
-        if inflating is None:
-            body += chunk
-            continue
-        for piece in inflating.pieces(chunk):
+        for piece in (chunk,) if inflating is None else inflating.pieces(chunk):
+            if room is not None and len(body) + len(piece) > UNCOUNTED:
+                await room()
+                room = None
             body += piece
             if len(body) > most_bytes:
                 raise _too_large(most_bytes)
-            await asyncio.sleep(0)
+            if inflating is not None:
+                await asyncio.sleep(0)
     if inflating is not None and received:
         inflating.finish()
     return bytes(body)

@@ -29,6 +29,7 @@ from services.quota_manager.outgoing.errors import (
     ForbiddenAddress,
     InvalidCall,
     NoFirstByte,
+    NoMemory,
     NotConnected,
     OutgoingError,
 )
@@ -36,6 +37,7 @@ from services.quota_manager.outgoing.headers import ABROAD, bounded, checked_hea
 from services.quota_manager.outgoing.masking import Mask
 from services.quota_manager.secrets import Secret, Secrets
 from services.quota_manager.urls import InvalidUrl, UrlTarget, read_url, redirected
+from shared.runtime.byte_budget import ByteShare
 from shared.runtime.http import HttpClient, HttpFailure, HttpLimits, HttpReply, HttpRequest, open_http
 from shared.runtime.http_addresses import Resolve
 
@@ -50,6 +52,7 @@ _ERRORS: Final[Mapping[str, type[OutgoingError]]] = {
     "connect": NotConnected,
     "first-byte": NoFirstByte,
     "answer": BrokenAnswer,
+    "memory": NoMemory,
 }
 
 
@@ -100,22 +103,26 @@ class Outgoing:
         self._addresses = addresses
         self._secrets = secrets
 
-    async def call(self, call: OutgoingCall) -> OutgoingAnswer:
+    async def call(self, call: OutgoingCall, memory: ByteShare | None = None) -> OutgoingAnswer:
         """Make a call and return its answer, of any status, within `call.timeout_s` seconds.
 
         Sends one request, and one more for each redirect that is followed. Repeats nothing.
 
+        Args:
+            call: what to send.
+            memory: a share without bytes, which keeps those of the answer. None: memory is not bounded.
         Raises:
             InvalidCall: the call is wrong, or may not use a secret. Nothing was sent.
             ForbiddenAddress: it leads to an address that must not be called.
             NotConnected: nothing was sent.
             NoFirstByte: it was sent, and no answer has begun.
             BrokenAnswer: the answer is cut, invalid or larger than `call.most_bytes`.
+            NoMemory: there was no memory for a large answer.
         """
         progress = self._begin(call)
         while True:
             self._judge(progress)
-            reply = await self._http.exchange(progress.request(), self._limits(progress))
+            reply = await self._http.exchange(progress.request(), self._limits(progress, memory))
             if isinstance(reply, HttpFailure):
                 raise progress.error(reply)
             target = _redirect(progress, reply)
@@ -151,12 +158,12 @@ class Outgoing:
         if target.is_address and (reason := self._addresses.refusal(target.host)):
             raise progress.error(HttpFailure("address", reason))
 
-    def _limits(self, progress: _Progress) -> HttpLimits:
+    def _limits(self, progress: _Progress, memory: ByteShare | None) -> HttpLimits:
         call = progress.call
         left_s = max(0.0, progress.start + call.timeout_s - asyncio.get_running_loop().time())
         first_byte_s = left_s if call.first_byte_s is None else min(left_s, call.first_byte_s)
         unread = REDIRECTS if _is_followed(call) else frozenset[int]()
-        return HttpLimits(left_s, first_byte_s, call.most_bytes, unread)
+        return HttpLimits(left_s, first_byte_s, call.most_bytes, unread, memory)
 
 
 @asynccontextmanager

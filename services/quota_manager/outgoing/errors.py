@@ -5,6 +5,7 @@
 | `connect` | `NotConnected` | is safe: nothing was sent |
 | `first-byte` | `NoFirstByte` | is safe if the call is: it was sent, and may have been executed |
 | `answer` | `BrokenAnswer` | as for `first-byte`; an answer that is too large is so again |
+| `memory` | `NoMemory` | as for `first-byte`; the upstream is not at fault |
 | `refused` | `ForbiddenAddress`, `InvalidCall` | is useless |
 
 No text contains a header, a query, a body or a secret.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final, Literal
 
-OutgoingStage = Literal["connect", "first-byte", "answer", "refused"]
+OutgoingStage = Literal["connect", "first-byte", "answer", "memory", "refused"]
 
 MOST_CHARS: Final = 512
 """Length at which a text is cut."""
@@ -46,6 +47,12 @@ class BrokenAnswer(OutgoingError):
     """The answer is cut, too large, not valid HTTP, not of its encoding, or redirects without end."""
 
     stage = "answer"
+
+
+class NoMemory(OutgoingError):
+    """The answer is large, and this process has no memory for it in the call's time."""
+
+    stage = "memory"
 
 
 class ForbiddenAddress(OutgoingError):

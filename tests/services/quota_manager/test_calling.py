@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from services.quota_manager.calling import Calling, beginning
+from services.quota_manager.kinds import MOST_BYTES
 from services.quota_manager.metrics import CallMetrics
 from services.quota_manager.outgoing.calls import OutgoingAnswer, OutgoingCall, SecretName
 from services.quota_manager.outgoing.errors import (
@@ -17,10 +18,12 @@ from services.quota_manager.outgoing.errors import (
     ForbiddenAddress,
     InvalidCall,
     NoFirstByte,
+    NoMemory,
     NotConnected,
     OutgoingError,
 )
 from shared.policy.model.results import AttemptResult, Feedback
+from shared.runtime.byte_budget import ByteBudget, ByteShare
 from shared.runtime.clock import SYSTEM_CLOCK
 from tests.services.quota_manager.grants import grant
 
@@ -35,7 +38,8 @@ class Upstream:
         self.answer, self.headers = answer, headers
         self.calls: list[OutgoingCall] = []
 
-    async def call(self, call: OutgoingCall) -> OutgoingAnswer:
+    async def call(self, call: OutgoingCall, memory: ByteShare | None = None) -> OutgoingAnswer:
+        assert memory is not None
         self.calls.append(call)
         if isinstance(self.answer, OutgoingError):
             raise self.answer
@@ -45,7 +49,7 @@ class Upstream:
 async def attempt(
     upstream: Upstream, params: dict[str, Any] | bytes, kind: str = "http", **granted: Any
 ) -> AttemptResult:
-    calling = Calling(upstream, SYSTEM_CLOCK, Random(1), 1 << 20, CallMetrics())
+    calling = Calling(upstream, SYSTEM_CLOCK, Random(1), 1 << 20, CallMetrics(), ByteBudget(MOST_BYTES, MOST_BYTES))
     return await calling.attempt(grant(params, kind, **granted))
 
 
@@ -120,6 +124,7 @@ ENDS: list[tuple[OutgoingError | tuple[int, bytes], str, str]] = [
     (NotConnected("secret path"), "postponed", "failed"),
     (NoFirstByte("secret path"), "postponed", "failed"),
     (BrokenAnswer("secret path"), "upstream-failed", "failed"),
+    (NoMemory("secret path"), "upstream-failed", "ok"),
     ((429, b"secret path"), "postponed", "pushed-back"),
     ((402, b"secret path"), "postponed", "exhausted"),
     ((400, b"your credit balance is too low: secret path"), "postponed", "exhausted"),

@@ -8,8 +8,11 @@ import pytest
 
 from services.quota_manager.outgoing.calls import OutgoingCall
 from services.quota_manager.outgoing.client import open_outgoing
-from services.quota_manager.outgoing.errors import BrokenAnswer, NoFirstByte, NotConnected
+from services.quota_manager.outgoing.errors import BrokenAnswer, NoFirstByte, NoMemory, NotConnected
 from services.quota_manager.secrets import Secrets
+from shared.runtime.byte_budget import ByteBudget, ByteShare
+from shared.runtime.http import MOST_INFORMATIONAL
+from shared.runtime.http_bodies import UNCOUNTED
 from tests.services.quota_manager.outgoing.limited_calls import MEBIBYTE, NAMES, called, client
 from tests.services.quota_manager.outgoing.upstreams import (
     Handler,
@@ -65,15 +68,96 @@ async def silent(_: Received, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(60)
 
 
-async def only_early_hints(_: Received, writer: asyncio.StreamWriter) -> None:
+async def few_early_hints(_: Received, writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("hints", "ends"), [(MOST_INFORMATIONAL, "ok"), (MOST_INFORMATIONAL + 1, "not valid HTTP")])
+async def test_informational_answers_are_limited(hints: int, ends: str) -> None:
+    handler = answering(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" * hints + reply(200, b"ok"))
+    if ends == "ok":
+        assert (await called(handler)).body == b"ok"
+    else:
+        with pytest.raises(BrokenAnswer, match=ends):
+            await called(handler)
+
+
+async def test_a_flood_of_informational_answers_ends_at_once() -> None:
+    async def flood(_: Received, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000)
+            await writer.drain()
+
+    with pytest.raises(BrokenAnswer, match="not valid HTTP"):
+        await called(flood, timeout_s=60)
+
+
+async def large(_: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(reply(200, bytes(MEBIBYTE)))
+    await writer.drain()
+
+
+async def test_a_large_answer_waits_for_memory_and_a_small_one_does_not() -> None:
+    budget = ByteBudget(MEBIBYTE, MEBIBYTE)
+    async with (
+        serving(large) as server,
+        serving(answering(reply(200, bytes(UNCOUNTED)))) as small,
+        client() as outgoing,
+    ):
+        call = OutgoingCall("GET", f"http://a.test:{server.port}/", timeout_s=10)
+        with budget.share("a") as first:
+            assert len((await outgoing.call(call, first)).body) == budget.held == MEBIBYTE
+            second = budget.share("b")
+            waiting = asyncio.create_task(outgoing.call(call, second))
+            with budget.share("b") as third:
+                url = f"http://a.test:{small.port}/"
+                assert len((await outgoing.call(OutgoingCall("GET", url), third)).body) == UNCOUNTED
+                assert third.held == 0
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+        assert len((await waiting).body) == second.held == MEBIBYTE
+
+
+async def test_no_memory_in_time_is_no_failure_of_the_server() -> None:
+    budget = ByteBudget(MEBIBYTE, MEBIBYTE)
+    async with serving(large) as server, client() as outgoing:
+        call = OutgoingCall("GET", f"http://a.test:{server.port}/", timeout_s=0.3)
+        with budget.share("a") as first, budget.share("b") as second:
+            await first.take(1)
+            with pytest.raises(NoMemory, match="the memory for answers was in use for"):
+                await outgoing.call(call, second)
+            assert (second.held, budget.held) == (0, 1)
+
+
+class Noted(ByteShare):
+    taken = 0
+
+    async def take(self, amount: int) -> None:
+        self.taken = amount
+        await super().take(amount)
+
+
+async def test_an_answer_takes_what_its_length_says_or_its_limit() -> None:
+    async def chunked(_: Received, writer: asyncio.StreamWriter) -> None:
+        size = 2 * UNCOUNTED
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n" % size + bytes(size) + b"\r\n")
+        await asyncio.sleep(0.2)
+        writer.write(b"0\r\n\r\n")
+
+    for handler, most in ((chunked, MEBIBYTE), (answering(reply(200, bytes(2 * UNCOUNTED))), 2 * UNCOUNTED)):
+        budget = ByteBudget(MEBIBYTE, MEBIBYTE)
+        async with serving(handler) as server, client() as outgoing:
+            with (share := Noted(budget, "a")):
+                await outgoing.call(OutgoingCall("GET", f"http://a.test:{server.port}/"), share)
+                assert (share.taken, budget.held) == (most, 2 * UNCOUNTED)
+        assert budget.held == 0
 
 
 @pytest.mark.parametrize(
     ("handler", "error"),
-    [(trickle, BrokenAnswer), (trickled_head, NoFirstByte), (silent, NoFirstByte), (only_early_hints, NoFirstByte)],
+    [(trickle, BrokenAnswer), (trickled_head, NoFirstByte), (silent, NoFirstByte), (few_early_hints, NoFirstByte)],
 )
 async def test_a_slow_server_ends_at_the_time_limit(handler: Handler, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"within 0\.\d+ s"):

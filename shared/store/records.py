@@ -76,7 +76,7 @@ class EndedBatch:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Number of answers by status."""
     requests: BatchRequests | None = None
-    """None if nothing ran, or if the measurements must not be learnt from."""
+    """None if nothing ran, or if the measurements must not be learned from."""
     tokens_per_s: float | None = None
     """Rate at which its samples were generated, as the trainer reported."""
 

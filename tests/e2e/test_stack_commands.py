@@ -94,6 +94,7 @@ def test_up_beside_a_running_stack_reports_it(detached: dict[str, str]) -> None:
         again = treadle(detached, *arguments)
         assert again.returncode == 0
         assert "already up" in again.stdout
+        assert "settings that have changed since are not applied" in again.stdout
 
 
 def test_up_on_another_port_than_that_of_the_running_stack_is_an_error(environ: dict[str, str]) -> None:

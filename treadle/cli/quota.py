@@ -101,6 +101,8 @@ def set_limits(
     options = GroupOptions.of(context, url, home, as_json)
     with exit_status("quota set"):
         rates = [_rate(text, unit) for text in rate or ()]
+        if unit and not rates:
+            raise CommandFailed(f"--unit {unit!r} is the unit of a rate; add --rate, for example --rate 50", 2)
         weights = dict(_weight(text) for text in weight or ())
         view = options.call(
             lambda client: client.quotas.set(name, concurrency=concurrency, rates=rates, weights=weights)
@@ -119,11 +121,16 @@ def delete(context: typer.Context, name: Name, as_json: AsJson = False, url: Url
 def watch(
     context: typer.Context,
     seconds: Annotated[float, typer.Option(help="Between two looks.", min=0.1)] = 1.0,
+    as_json: AsJson = False,
     url: Url = None,
     home: Home = None,
 ) -> None:
-    """Show all quotas until Ctrl-C."""
-    options = GroupOptions.of(context, url, home, as_json=False)
+    """Show all quotas until Ctrl-C. With --json: each look is one line."""
+    options = GroupOptions.of(context, url, home, as_json)
+    with exit_status("quota watch"):
+        while options.as_json:
+            typer.echo(msgspec.json.encode({"quotas": options.call(lambda client: client.quotas.all())}))
+            time.sleep(seconds)
     with exit_status("quota watch"), Live(_table([]), console=Console(), auto_refresh=False) as live:
         while True:
             live.update(_table(options.call(lambda client: client.quotas.all())), refresh=True)

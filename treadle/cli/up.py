@@ -43,6 +43,7 @@ def up(
         state = start_detached(os.environ, _progress)
     except AlreadySupervised as already:
         typer.echo(already)
+        typer.echo("settings that have changed since are not applied; for them: treadle down, then treadle up")
     except StackError as error:
         typer.echo(f"treadle up: {error}", err=True)
         raise typer.Exit(1) from error

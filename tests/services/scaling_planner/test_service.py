@@ -63,7 +63,7 @@ async def test_a_pool_is_not_scaled_up_for_work_that_a_quota_holds_back(
     assert last.reason.endswith("the quota 'search' (1 at once) limits stage run")
 
 
-async def test_a_batch_is_kept_learnt_from_and_the_next_one_gets_what_it_needs(
+async def test_a_batch_is_kept_learned_from_and_the_next_one_gets_what_it_needs(
     mesh: Mesh, redis_url: str, database_url: str
 ) -> None:
     async with running(planner(redis_url, database_url)):
@@ -186,7 +186,7 @@ async def test_a_batch_that_valkey_has_lost_holds_no_units(mesh: Mesh, redis_url
         assert await BatchHistory(session).still_open() == []
 
 
-async def test_a_cancelled_batch_is_kept_and_not_learnt_from(mesh: Mesh, redis_url: str, database_url: str) -> None:
+async def test_a_cancelled_batch_is_kept_and_not_learned_from(mesh: Mesh, redis_url: str, database_url: str) -> None:
     async with running(planner(redis_url, database_url)):
         await mesh.open("b1")
         await mesh.publish(its_end("b1", "cancelled"))

@@ -104,12 +104,12 @@ async def test_a_share_is_taken_once_and_of_what_an_owner_can_have() -> None:
         ByteBudget(10, 11)
 
 
-Steps = st.lists(
+Interleavings = st.lists(
     st.tuples(st.sampled_from(["take", "keep", "cancel"]), st.sampled_from("abc"), st.integers(1, 40)), max_size=40
 )
 
 
-@given(Steps)
+@given(Interleavings)
 def test_bounds_hold_and_everybody_is_served(steps: list[tuple[str, str, int]]) -> None:
     async def run() -> None:
         budget = ByteBudget(100, 40)

@@ -88,7 +88,7 @@ async def test_a_batch_without_a_seen_opening_is_kept_and_teaches_nothing(sessio
         assert await BatchHistory(session).recent("ada", "kernels", None, 5) == []
 
 
-async def test_the_newest_complete_batches_of_the_task_and_size_are_learnt_from(sessions: Sessions) -> None:
+async def test_the_newest_complete_batches_of_the_task_and_size_are_learned_from(sessions: Sessions) -> None:
     async with transaction(sessions) as session:
         history = BatchHistory(session)
         for name, task, size, state, at in (

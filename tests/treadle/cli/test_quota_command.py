@@ -105,6 +105,7 @@ def test_json_is_one_object(call: Call, first: bool) -> None:
             "--weight 'team-a' is no weight; write TENANT=WEIGHT",
         ),
         (("set", "search", "--rate", "1/s", "--weight", "team-a=0"), "must be greater than 0"),
+        (("set", "search", "--concurrency", "1", "--unit", "usd"), "--unit 'usd' is the unit of a rate; add --rate"),
         (("set", "a b", "--concurrency", "1"), "quota in the path: must be 1 to 64 letters"),
         (("show", "absent"), "no quota 'absent'"),
         (("delete", ".."), "'..' is not a name"),
@@ -131,6 +132,23 @@ def test_watch_shows_changes_until_it_is_interrupted(call: Call, proxy: Service)
         out, error = watching.communicate(timeout=30)
     assert "7 at once" in out
     assert (watching.returncode, error) == (130, "treadle quota watch: interrupted\n")
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("options", [("watch", "--json"), ("--json", "watch")])
+def test_watch_writes_a_line_of_json_at_each_look(call: Call, proxy: Service, options: tuple[str, ...]) -> None:
+    call("set", "search", "--concurrency", "7")
+    command = [str(TREADLE), "quota", *options, "--seconds", "0.1"]
+    environ = {**os.environ, "TREADLE_URL": proxy.url}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, text=True) as watching:
+        assert watching.stdout is not None
+        looks = [json.loads(watching.stdout.readline()) for _ in range(3)]
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=30)
+    assert [[(quota["name"], quota["concurrency"]) for quota in look["quotas"]] for look in looks] == [
+        [("search", 7)]
+    ] * 3
+    assert watching.returncode == 130
 
 
 @pytest.mark.parametrize("arguments", [(), ("ls",), ("show", "a"), ("set", "a", "--rate", "1/s"), ("watch",)])

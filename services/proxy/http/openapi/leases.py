@@ -29,7 +29,7 @@ def lease_paths() -> dict[str, Any]:
     """Paths by template."""
     acquired = responses({200: ("The caller holds the amounts", "QuotaLease")}, 409, 413, 422, 429, 503)
     for status in ("200", "429"):
-        acquired[status]["headers"] = _LIMIT_HEADERS
+        acquired[status]["headers"] = acquired[status].get("headers", {}) | _LIMIT_HEADERS
     return {
         "/v1/acquire": {
             "post": {

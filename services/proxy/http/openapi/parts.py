@@ -32,6 +32,14 @@ REASONS = {
     504: "The deadline has passed, or is predicted to pass, before the answer; retry",
 }
 
+RETRY_AFTER = {
+    "Retry-After": {
+        "description": "Seconds after which a repeat may succeed.",
+        "schema": {"type": "integer", "minimum": 0},
+    }
+}
+"""Headers of answers that ask for a repeat."""
+
 
 def json_of(name: str) -> dict[str, Any]:
     """Return a JSON body with this schema."""
@@ -46,6 +54,7 @@ def responses(ok: dict[int, tuple[str, str]], *problems: int) -> dict[str, Any]:
             "description": REASONS[status],
             "content": {PROBLEM_JSON: {"schema": ref("Problem")}},
         }
+        | ({"headers": RETRY_AFTER} if status in (429, 503) else {})
         for status in problems
     }
     return good | bad

@@ -64,11 +64,11 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.planner.wake_s() > self.now, "it would be woken for ever"
 
     @precondition(lambda self: self.batches)
-    @rule(data=st.data(), learnt=st.booleans())
-    def end(self, data: st.DataObject, learnt: bool) -> None:
+    @rule(data=st.data(), learned=st.booleans())
+    def end(self, data: st.DataObject, learned: bool) -> None:
         batch = data.draw(st.sampled_from(self.batches))
         self.batches.remove(batch)
-        self.planner.handle(self.now, BatchRemoved(batch, (past(),) if learnt else ()))
+        self.planner.handle(self.now, BatchRemoved(batch, (past(),) if learned else ()))
 
     @rule(cores=st.integers(0, 9), cold_start_s=st.sampled_from([0.0, 2.0, 30.0]))
     def change_nodes(self, cores: int, cold_start_s: float) -> None:

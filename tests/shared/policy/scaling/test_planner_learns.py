@@ -16,7 +16,7 @@ def test_one_strange_batch_does_not_move_the_arrivals() -> None:
     assert target(PlannerDriver(window=1).open(opened("b1", delay_s=0.0), usual, usual, strange)).units == 4
 
 
-def test_only_batches_as_large_as_the_last_are_learnt_from_where_the_trainer_declares_no_size() -> None:
+def test_only_batches_as_large_as_the_last_are_learned_from_where_the_trainer_declares_no_size() -> None:
     ready = PlannerDriver()
     small, large = past((4.0,) * 3, (0.0,) * 3, size=None), past((4.0,) * 5, (0.0,) * 5, size=None)
     assert target(ready.open(opened("b1", size=None, delay_s=0.0), small, large)).units == 5

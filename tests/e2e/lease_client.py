@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 
 import aiohttp
 
 from treadle.client.asynchronous import AsyncTreadle
-from treadle.client.errors import LeaseLost, QuotaTaken
+from treadle.client.errors import LeaseLost, QuotaTaken, Transient
 
 TTL_S = 1.5
 CALLERS = 4
@@ -17,9 +16,13 @@ CALLERS = 4
 
 async def call(mesh: AsyncTreadle, http: aiohttp.ClientSession, quota: str) -> None:
     while True:
-        with contextlib.suppress(QuotaTaken, LeaseLost):
+        try:
             async with mesh.quota(quota, ttl_s=TTL_S, wait_s=30.0), http.post("/call") as reply:
                 await reply.read()
+        except (QuotaTaken, LeaseLost):
+            pass
+        except Transient:  # the store is away
+            await asyncio.sleep(0.1)
 
 
 async def main(mesh_url: str, upstream: str, quota: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,6 @@ WAIT_S = 60
 NOOP = {"kind": "noop"}
 BIG = {"kind": "code.asserts", "params": {"code": "#" * 100_000, "tests": "assert True"}}
 """Large as a request, small as an answer: answers stay for an hour."""
-
-
-@pytest.fixture
-def exit_stack() -> Iterator[ExitStack]:
-    with ExitStack() as entered:
-        yield entered
 
 
 @pytest.fixture

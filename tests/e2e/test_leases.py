@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,47 @@ async def test_the_upstream_rejects_no_call_of_a_rate(mesh: Mesh) -> None:
         await kill_one_each_second(mesh, upstream, url, leader_too=False)
         assert upstream.rejected == 0
         assert upstream.calls > 20 * ROUNDS * 0.5, "most of it is used"
+
+
+@pytest.fixture
+def on_killed_store(stack_home: Path, exit_stack: ExitStack) -> tuple[str, Mesh]:
+    """Address of a store, and a mesh that waits for it."""
+    store = exit_stack.enter_context(running_valkey(stack_home))
+    return store, exit_stack.enter_context(running_mesh(store, proxies=2, managers=0))
+
+
+@pytest.mark.parametrize("kind", ["slots", "rate"])
+async def test_the_upstream_is_never_over_its_limit_although_the_store_is_killed(
+    on_killed_store: tuple[str, Mesh], stack_home: Path, exit_stack: ExitStack, kind: str
+) -> None:
+    store, mesh = on_killed_store
+    upstream = Upstream(most=6) if kind == "slots" else Upstream(per_s=20.0, burst=20.0)
+    limits: dict[str, Any] = {"concurrency": 6}
+    if kind == "rate":
+        limits = {"rates": [QuotaRate(limit=20, period_s=1, burst=10)]}
+    async with AsyncTreadle(mesh.proxies[1].url) as client, upstream.serving() as url:
+        await client.quotas.set("search", **limits)
+        clients = [started(mesh.proxies[number % 2].url, url, "search") for number in range(CLIENTS)]
+        try:
+            await until(lambda: upstream.calls > 4 * CLIENTS)
+            for _ in range(3):
+                with redis.Redis.from_url(store) as connection:
+                    process = connection.info("server")["process_id"]
+                os.kill(process, signal.SIGKILL)
+                await asyncio.sleep(0.5)
+                assert exit_stack.enter_context(running_valkey(stack_home)) == store
+                calls = upstream.calls
+                await until(lambda calls=calls: upstream.calls > calls + 2 * CLIENTS)  # type: ignore[misc]
+        finally:
+            for one in clients:
+                one.kill()
+            for one in clients:
+                one.wait()
+        assert upstream.rejected == 0
+        assert upstream.highest == 6 or kind == "rate"
+        async with asyncio.timeout(LATE_S):
+            while await held(client):  # noqa: ASYNC110  # polls the mesh
+                await asyncio.sleep(0.1)
 
 
 async def test_a_slot_of_a_dead_client_is_free_within_its_time_and_a_second(mesh: Mesh) -> None:

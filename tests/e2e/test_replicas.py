@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ from treadle.testing.servers import running_valkey
 
 SIZE = 600
 SLOW_SIZE = 240
-
-
-@pytest.fixture
-def exit_stack() -> Iterator[ExitStack]:
-    with ExitStack() as entered:
-        yield entered
 
 
 @pytest.fixture

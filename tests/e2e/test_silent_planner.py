@@ -28,12 +28,6 @@ WITHIN_S = 60.0
 
 
 @pytest.fixture
-def exit_stack() -> Iterator[ExitStack]:
-    with ExitStack() as entered:
-        yield entered
-
-
-@pytest.fixture
 def url(stack_home: Path, exit_stack: ExitStack) -> str:
     return exit_stack.enter_context(running_valkey(stack_home))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,12 +27,6 @@ def home(stack_home: Path) -> Home:
 @pytest.fixture
 def library(home: Home) -> Path:
     return slow_fsync(home.programs)
-
-
-@pytest.fixture
-def exit_stack() -> Iterator[ExitStack]:
-    with ExitStack() as entered:
-        yield entered
 
 
 def test_the_disk_is_slow(home: Home, library: Path) -> None:

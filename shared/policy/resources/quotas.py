@@ -32,10 +32,8 @@ ROUNDING: Final = 1e-9
 
 @dataclass(slots=True)
 class Quotas:
-    """Quotas of the mesh by name, and the amounts taken from them.
-
-    A method is O(limits of the named quotas) if its docstring has no other cost. A change of a hold also moves 8 bytes
-    for each hold of its quotas.
+    """Quotas of the mesh by name, and the amounts taken from them. A method is O(limits of the named quotas) if its
+    docstring has no other cost. A change of a hold also moves 8 bytes for each hold of its quotas.
     """
 
     limits: dict[str, QuotaLimits] = field(default_factory=dict)
@@ -241,27 +239,30 @@ class Quotas:
     ) -> None:
         """End a hold: its concurrency is free. No effect if it is not known (settled before).
 
-        Each rate is corrected (`settling`) by the difference to what was really `used`, if that can be true. `now`:
-        present time. `not_begun_s`: the same, if the attempt has certainly not begun. O(`MOST_LOWS`) for each rate.
+        Each rate is corrected (`settling`) to what was really `used`, if that can be true. `now`: present time.
+        `not_begun_s`: the same, if the attempt has certainly not begun. O(`MOST_LOWS`) for each rate.
         """
         hold = self.holds.get(key)
         if hold is None:
             return
         if not_begun_s is not None:
             used, now = dict.fromkeys(hold.amounts, 0.0), not_begun_s
-        corrections = self._correct(hold, believable(used, hold.amounts), now) if used else ()
+        used = believable(used, hold.amounts)
+        corrections = self._correct(hold, used, now, began=not_begun_s is None) if used else ()
         self._remove(key)
         self.changes.append(Settled(key, hold.action, corrections))
 
-    def _correct(self, hold: QuotaHold, used: Amounts, now: float) -> tuple[Refund, ...]:
-        """Give back to rates what an attempt has not used, and take what it has used beyond its amounts."""
-        self.shares.correct(hold, used)
+    def _correct(self, hold: QuotaHold, used: Amounts, now: float, *, began: bool) -> tuple[Refund, ...]:
+        """Correct rates to what an attempt has used. Slots that it held stay charged to its tenant."""
         refunds: list[Refund] = []
+        charged = {} if began else dict(used)
         for name, rate in self.rates_of(used):
             back = self.settling.correction(hold, name, rate, used[name], self.missing(name, rate, now), now)
+            charged[name] = max(charged.get(name, 0.0), min(used[name], hold.amounts[name] - min(back, 0.0)))
             if back:
                 self._add(name, rate, -back, now)
                 refunds.append(Refund(name, rate, back, now))
+        self.shares.correct(hold, charged)
         return tuple(refunds)
 
     def undo(self, key: str) -> None:
@@ -314,9 +315,7 @@ class Quotas:
         return list(self.by_node.get(node, {}).values())
 
     def long_absent(self, now: float, present: Container[str], grace_s: float) -> list[str]:
-        """Return the nodes with holds that have been absent for more than `grace_s`, counted from the first call that
-        found them absent. O(nodes with holds).
-        """
+        """Return the nodes with holds that calls have found absent for more than `grace_s`. O(nodes with holds)."""
         self.absent_s = {node: self.absent_s.get(node, now) for node in self.by_node if node not in present}
         return [node for node, since_s in self.absent_s.items() if now - since_s > grace_s]
 

@@ -140,6 +140,34 @@ def test_concurrency_is_not_corrected() -> None:
     assert not dispatcher.cluster.quotas.used
 
 
+def of(tenant: str, name: str, seq: int) -> Request:
+    return replace(asking(name, 1.0, seq), tenant=tenant)
+
+
+def virtual_times(limits: QuotaLimits, used: float) -> dict[str, float]:
+    """Return the virtual times of two tenants, of which one has reported its use of a unit."""
+    dispatcher = with_tokens(replace(limits, weights={"ada": 1.0, "bob": 1.0}))
+    first, _ = submit(dispatcher, of("ada", "first", 1), of("bob", "second", 2))
+    end(dispatcher, first, {"tokens": used}, 0.0)
+    tenants = dispatcher.cluster.quotas.shares.by_quota["tokens"].tenants
+    return {name: share.time for name, share in tenants.items()}
+
+
+@pytest.mark.parametrize("used", [0.0, 0.1, 1.0, 5.0, 1e9])
+def test_a_report_about_slots_changes_no_turn(used: float) -> None:
+    assert virtual_times(QuotaLimits((10.0,)), used) == {"ada": 1.0, "bob": 1.0}
+
+
+@pytest.mark.parametrize(("used", "charged"), [(0.0, 0.0), (0.25, 0.25), (1.0, 1.0), (5.0, 5.0), (1e9, 1.0 + 198.0)])
+@pytest.mark.parametrize("concurrency", [(), (10.0,)])
+def test_a_tenant_is_charged_for_what_a_report_takes(
+    used: float, charged: float, concurrency: tuple[float, ...]
+) -> None:
+    """A wrong report of 1e9 would end the tenant's turns for good."""
+    limits = QuotaLimits(concurrency, (Rate(100.0, None), Rate(10.0, 1.0)))
+    assert virtual_times(limits, used) == {"ada": pytest.approx(charged), "bob": 1.0}
+
+
 # ---- learned amounts -------------------------------------------------------------------------------------------------
 
 

@@ -8,13 +8,14 @@ are settings of the operator: a parameter only names a secret.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from shared.kinds.formulation import MOST_QUOTAS, Name
 from shared.kinds.places import places_of
-from shared.kinds.provider_rules import ProviderRules, Statuses, check_rules
+from shared.kinds.provider_rules import ProviderRules, Statuses, check_rules, compiled
 from shared.kinds.spec import KindSpec, Params
 from shared.messages.environments import Variable
 from shared.runtime.patterns import CONTENT_TYPE, HEADER, POINTER, whole
@@ -145,6 +146,30 @@ CALLS: Final = "calls"
 RETRIEVE: Final = "search.retrieve"
 
 
+def check_template(params: Mapping[str, Any]) -> None:
+    """Check what a task's stage says of its calls.
+
+    Raises:
+        ValueError: no call can be made of it. The message says what to write.
+    """
+    if "url" in params and not params["url"].lower().startswith(("http://", "https://")):
+        raise ValueError("params.url: it does not begin with http:// or https://")
+    try:
+        check_rules(msgspec.convert(params.get("rules", ()), ProviderRules))
+    except ValueError as error:
+        raise ValueError(f"params.rules: {error}") from error
+    pattern = (params.get("extract") or {}).get("pattern")
+    if pattern is not None:
+        try:
+            groups = compiled(pattern).groups
+        except ValueError as error:
+            raise ValueError(f"params.extract.pattern: {error}") from error
+        if groups != 1:
+            raise ValueError(f"params.extract.pattern: it has {groups} groups; write one group, around the score")
+    if params.get("json") is not None and params.get("text") is not None:
+        raise ValueError("params: `json` and `text` are both bodies: give one of them")
+
+
 def _calling(name: str, params: type[Params], free_form: tuple[str, ...] = ()) -> KindSpec:
     return KindSpec(
         name,
@@ -155,6 +180,7 @@ def _calling(name: str, params: type[Params], free_form: tuple[str, ...] = ()) -
         free_form=free_form,
         repeatable_by="repeatable",
         places=places_of,
+        check=check_template,
     )
 
 

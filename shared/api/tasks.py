@@ -196,6 +196,8 @@ class StageTemplate(Model):
                 msgspec.convert(value, types[name])
             except msgspec.ValidationError as error:
                 raise ValueError(f"params.{name}: {explain(error, types[name])}") from error
+        if spec.check is not None:
+            spec.check(self.params)
 
 
 class Task(Model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -104,6 +104,12 @@ async def read_quotas(redis: Redis) -> StoredQuotas:
     )
 
 
+async def read_limits(redis: Redis, names: Collection[str]) -> dict[str, QuotaLimits]:
+    """Read the limits of those of these quotas that exist."""
+    stored = await command(redis, "HMGET", keys.QUOTAS, *names) if names else []
+    return {name: _decode_limits(value) for name, value in zip(names, stored, strict=True) if value is not None}
+
+
 async def read_names(redis: Redis) -> set[str]:
     """Return the names of all quotas."""
     return {name.decode() for name in await command(redis, "HKEYS", keys.QUOTAS)}
@@ -116,7 +122,7 @@ async def read_statuses(redis: Redis, *names: str) -> dict[str, QuotaStatus]:
     statuses = {name: QuotaStatus(limits, {}, 0.0, 0) for name, limits in wanted.items()}
     for level in stored.levels:
         if level.quota in statuses:
-            statuses[level.quota].levels[level.period_s] = Level(level.used, level.at_s)
+            statuses[level.quota].levels[level.period_s] = Level(level.used, level.at_s, level.per_s)
     for hold in stored.holds:
         for name, amount in hold.amounts.items():
             if name in statuses:

@@ -29,6 +29,8 @@ from treadle.testing.servers import running_valkey
 CALL_S = 0.05
 CLIENTS = 8
 ROUNDS = 6
+RATE_BURST = 40.0
+"""Calls that the upstream accepts at once. The quota's burst is 10, so calls may arrive 1.5 s after their grants."""
 LATE_S = 90
 ROOT = Path(__file__).parents[2]
 
@@ -123,7 +125,7 @@ async def test_the_upstream_is_never_over_its_limit_and_nothing_leaks(mesh: Mesh
 
 
 async def test_the_upstream_rejects_no_call_of_a_rate(mesh: Mesh) -> None:
-    upstream = Upstream(per_s=20.0, burst=20.0)
+    upstream = Upstream(per_s=20.0, burst=RATE_BURST)
     async with AsyncTreadle(mesh.proxies[1].url) as client, upstream.serving() as url:
         await client.quotas.set("search", rates=[QuotaRate(limit=20, period_s=1, burst=10)])
         await kill_one_each_second(mesh, upstream, url, leader_too=False)
@@ -143,7 +145,7 @@ async def test_the_upstream_is_never_over_its_limit_although_the_store_is_killed
     on_killed_store: tuple[str, Mesh], stack_home: Path, exit_stack: ExitStack, kind: str
 ) -> None:
     store, mesh = on_killed_store
-    upstream = Upstream(most=6) if kind == "slots" else Upstream(per_s=20.0, burst=20.0)
+    upstream = Upstream(most=6) if kind == "slots" else Upstream(per_s=20.0, burst=RATE_BURST)
     limits: dict[str, Any] = {"concurrency": 6}
     if kind == "rate":
         limits = {"rates": [QuotaRate(limit=20, period_s=1, burst=10)]}
@@ -157,7 +159,8 @@ async def test_the_upstream_is_never_over_its_limit_although_the_store_is_killed
                     process = connection.info("server")["process_id"]
                 os.kill(process, signal.SIGKILL)
                 await asyncio.sleep(0.5)
-                assert exit_stack.enter_context(running_valkey(stack_home)) == store
+                restarted = running_valkey(stack_home)  # in a thread: this loop serves the upstream
+                assert await asyncio.to_thread(exit_stack.enter_context, restarted) == store
                 calls = upstream.calls
                 await until(lambda calls=calls: upstream.calls > calls + 2 * CLIENTS)  # type: ignore[misc]
         finally:
@@ -215,6 +218,7 @@ async def test_held_leases_survive_a_killed_leader(mesh: Mesh) -> None:
         assert rate.taken == pytest.approx(3, abs=0.2), "each lease was counted once"
         waiting.cancel()
         released.cancel()
+        await asyncio.wait({waiting, released})
 
 
 @pytest.fixture
@@ -232,15 +236,19 @@ async def test_while_the_store_is_away_an_acquire_answers_503(losing_its_store: 
     async with AsyncTreadle(proxy) as client, aiohttp.ClientSession(proxy) as http:
         await client.quotas.set("search", concurrency=1)
         lease = await acquired(http, {"quotas": {"search": 1}, "ttl_s": 60})
-        waiting = asyncio.ensure_future(http.post("/v1/acquire", json={"quotas": {"search": 1}, "wait_s": 1}))
+
+        async def assert_away(path: str, body: dict[str, Any]) -> None:
+            async with http.post(path, json=body) as answer:
+                assert (answer.status, answer.content_type) == (503, "application/problem+json")
+                assert int(answer.headers["Retry-After"]) >= 1
+
+        waiting = asyncio.create_task(assert_away("/v1/acquire", {"quotas": {"search": 1}, "wait_s": 1}))
         await asyncio.sleep(0.2)
         with redis.Redis.from_url(url) as store:
             store.shutdown(nosave=True)
-        for answer in (await http.post("/v1/acquire", json={"quotas": {"search": 1}}), await waiting):
-            assert (answer.status, answer.content_type) == (503, "application/problem+json")
-            assert int(answer.headers["Retry-After"]) >= 1
-        path = f"/v1/leases/{lease['lease']}/release"
-        assert (await http.post(path, json={"fence": lease["fence"]})).status == 503
+        await assert_away("/v1/acquire", {"quotas": {"search": 1}})
+        await waiting
+        await assert_away(f"/v1/leases/{lease['lease']}/release", {"fence": lease["fence"]})
 
 
 async def test_the_clients_block_ends_with_a_lost_lease(mesh: Mesh) -> None:

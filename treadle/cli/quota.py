@@ -227,7 +227,7 @@ def _upstream(upstream: Upstream) -> str:
 
 
 def _limit(rate: QuotaRateView) -> str:
-    unit = f" {rate.unit}" if rate.unit else ""
+    unit = f" {escape(rate.unit)}" if rate.unit else ""
     burst = "" if rate.burst is None else f", {rate.burst:g} at once"
     if rate.period_s is None:
         return f"{rate.limit:g}{unit}, never refilled"

@@ -44,7 +44,8 @@ class AsyncLease:
         self._request = request
         self._lease: QuotaLease | None = None
         self._until = 0.0
-        """Monotonic time until which the lease is certainly held."""
+        """Monotonic time until which the lease is held. After `acquire` it is late by the time of the answer on its way
+        at most; after a renewal it is early."""
         self._used: Mapping[str, float] = {}
         self._lost: LeaseLost | None = None
         self._owner: asyncio.Task[object] | None = None
@@ -95,11 +96,8 @@ class AsyncLease:
         """
         transport, content = self._transport, encoded(self._request, f"the body of POST {PATH}")
         timeout = aiohttp.ClientTimeout(sock_read=(self._request.wait_s or 0.0) + ANSWER_S)
-        sent = time.monotonic()
 
         async def attempt() -> bytes:
-            nonlocal sent
-            sent = time.monotonic()
             with transport.http_errors(PATH):
                 async with transport.request("POST", PATH, data=content, headers=JSON, timeout=timeout) as reply:
                     answer = await reply.read()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from treadle.client.answers import QuotaList, QuotaView
+from treadle.client.errors import BadRequest
 from treadle.client.requests import Quota, QuotaRate
 from treadle.client.transport import JSON, Transport, quoted
 
@@ -48,6 +50,9 @@ class AsyncQuotas:
         Raises:
             BadRequest: it is no name, it has no limit, or there are too many quotas.
         """
+        numbers = [concurrency, *(one for rate in rates for one in (rate.limit, rate.period_s, rate.burst))]
+        if not all(math.isfinite(one) for one in numbers if one is not None):  # JSON null would mean: no such limit
+            raise BadRequest("limits, periods and bursts must be finite numbers")
         body = Quota(concurrency=concurrency, rates=rates, weights=weights)
         return await self._transport.call(QuotaView, "PUT", f"/v1/quotas/{quoted(quota)}", body)
 

@@ -40,7 +40,10 @@ async def post_acquire(call: Call) -> Reply:
 
 
 def _why(request: AcquireRequest, news: LeaseNews) -> str:
-    amounts = ", ".join(f"{amount:g} of {name}" for name, amount in request.quotas.items())
+    amounts = ", ".join(
+        f"a learned amount of {name}" if isinstance(amount, str) else f"{amount:g} of {name}"
+        for name, amount in request.quotas.items()
+    )
     return f"{amounts} could not be granted within {request.wait_s:g} s: {news.reason}"
 
 

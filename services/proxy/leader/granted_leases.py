@@ -115,7 +115,8 @@ class GrantedLeases:
         if answer.ended not in ("expired", "refused"):
             ended = "" if answer.ended == "ok" else answer.ended  # below 64 bytes, Valkey needs a third of the memory
             return _json(LeaseNews(id=answer.action, state="finished", ended=ended, reason=answer.reason))
-        now, amounts = self._clock.unix(), submitted.stages[0].quotas
+        now = self._clock.unix()
+        amounts = self._dispatcher.expected_amounts(submitted.tenant, leases.KIND, submitted.stages[0].quotas)
         outlook = self._dispatcher.quota_outlook(amounts, now)
         late = answer.ended == "expired" and not outlook.never
         return _json(

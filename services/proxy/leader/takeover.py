@@ -106,7 +106,7 @@ async def _restore_quotas(redis: Redis, leader: Leader) -> None:
     for name, limits in stored.limits.items():
         leader.restore(QuotaSet(name, limits))
     for level in stored.levels:
-        leader.restore(LevelRestored(*level[:4]))
+        leader.restore(LevelRestored(*level))
     for hold in stored.holds:
         leader.restore(HoldRestored(hold))
     for name, brake in (await read_brakes(redis)).items():

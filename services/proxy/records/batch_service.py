@@ -22,9 +22,10 @@ from shared.api.tasks import Task
 from shared.bus import batches, trajectories
 from shared.bus.batches import StoredBatch
 from shared.bus.connection import ValkeyClock, with_retries
+from shared.bus.quota_estimates import expected_amounts
 from shared.bus.streams import newest
 from shared.messages.actions import ActionSubmitted
-from shared.messages.batches import BatchOpened
+from shared.messages.batches import BatchOpened, StagePlan
 from shared.messages.targets import COMPLETIONS
 from shared.runtime.errors import SHOWN_CHARS, BadRequest, Conflict, NotFound
 from shared.runtime.units import Seconds
@@ -83,7 +84,7 @@ class BatchService:
             task=task,
             size=opening.size or declared.batch_size,
             opened_at=self._clock.unix(),
-            stages=[stage.plan() for stage in Workflow.of(tenant, task, declared).stages],
+            stages=await self._plans(Workflow.of(tenant, task, declared)),
             max_extra_delay_s=declared.max_extra_delay_s,
             resources=declared.trainer_resources,
         )
@@ -106,6 +107,16 @@ class BatchService:
         if opening.images:
             await trajectories.expect(self._redis, opening.images)
         return await self.view(batch), code == "opened"
+
+    async def _plans(self, workflow: Workflow) -> list[StagePlan]:
+        """Return the stages for the planner: learned amounts of quotas are those of now."""
+        names = sorted(frozenset[str]().union(*(stage.learned for stage in workflow.stages)))
+
+        async def read() -> dict[str, float]:
+            return await expected_amounts(self._redis, workflow.tenant, workflow.task, names)
+
+        learned = await with_retries(read, what="reading learned amounts", limit_s=RETRY_LIMIT_S) if names else {}
+        return [stage.plan(learned) for stage in workflow.stages]
 
     async def _was_opened(self, tenant: str, task: str, key: str) -> bool:
         async def read() -> bool:

@@ -38,15 +38,25 @@ class PreparedStage:
         places = template.spec.places
         return cls(template, template.form, template.fields, places(template.params) if places else {})
 
-    def plan(self) -> StagePlan:
-        """Return the stage's description for the planner."""
+    @property
+    def learned(self) -> frozenset[str]:
+        """Quotas whose amounts the mesh learns."""
+        return frozenset(name for name, amount in amounts_of(self.template.quotas).items() if amount == LEARNED)
+
+    def plan(self, learned: Mapping[str, float]) -> StagePlan:
+        """Return the stage's description for the planner. `learned`: present amounts of quotas, at least of those whose
+        amounts the mesh learns.
+        """
         return StagePlan(
             name=self.template.name,
             pool=self.form.pool,
             units=self.form.fewest,
             worker_cost=self.template.worker_cost,
             timeout_s=self.template.timeout_s,
-            quotas={name: amount for name, amount in amounts_of(self.template.quotas).items() if amount != LEARNED},
+            quotas={
+                name: learned[name] if amount == LEARNED else amount
+                for name, amount in amounts_of(self.template.quotas).items()
+            },
         )
 
     def check_units(self, params: Mapping[str, Any]) -> None:

@@ -9,14 +9,16 @@
 
 -- A level is the amount that is missing from the full bucket, at what time, and its refill per second since.
 local function add_to_level(levels_key, field, amount, per_s, at)
-  local used, since = 0, at
+  local used, since, former = 0, at, per_s
   local level = redis.call('HGET', levels_key, field)
   if level then
-    local first, second = string.match(level, '^(%S+) (%S+)')
-    used, since = tonumber(first), tonumber(second)
+    local first, second, third = string.match(level, '^(%S+) (%S+) (%S+)')
+    used, since, former = tonumber(first), tonumber(second), tonumber(third)
   end
   if at < since then at = since end
-  used = math.max(0, math.max(0, used - (at - since) * per_s) + amount)
+  local missing = math.max(0, used - (at - since) * former)
+  if former ~= per_s and former > 0 and per_s > 0 then missing = missing * (per_s / former) end  -- as `Level.at`
+  used = math.max(0, missing + amount)
   redis.call('HSET', levels_key, field, string.format('%.17g %.17g %.17g', used, at, per_s))
 end
 

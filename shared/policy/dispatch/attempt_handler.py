@@ -16,7 +16,7 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.node_choice import stale_prefetched
-from shared.policy.dispatch.quota_amounts import learn_amounts
+from shared.policy.dispatch.quota_amounts import estimate_amounts, learn_amounts
 from shared.policy.model.formulation import Advance, Command, EndedAs, Revoke
 from shared.policy.model.quotas import hold_key
 from shared.policy.model.reports import Ended
@@ -110,6 +110,7 @@ class AttemptHandler:
         if action.state == "cancelling":
             return [self.registry.answer_cancelled(now, action)]
         action.enter(action.stage + 1, attempt=0)
+        estimate_amounts(self.cluster, action)
         if action.state != "queued":
             action.move("queued")
         self.cluster.queues.enqueue(action)

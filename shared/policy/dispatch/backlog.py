@@ -15,6 +15,7 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import EnvironmentNeed, Work
 from shared.policy.model.waiting import QuotaBacklog
 from shared.policy.resources.pools import BEGINS, Pool
+from shared.policy.resources.quota_refusals import why_never
 from shared.policy.resources.resource import PLAIN
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ def survey(cluster: ClusterState, now: float = 0.0) -> Backlog:
             _kind(action.work, _begun(action)),
             tuple(action.needs.items()),
             tuple(action.work.quotas.items()),
-            cluster.quotas.why_never(action.amounts),
+            why_never(cluster.quotas, action.amounts),
             action.request.batch,
         )
         for action in stuck_actions(cluster)
@@ -143,7 +144,7 @@ def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
 
 def stuck_text(cluster: ClusterState, action: ActionState) -> str:
     """Reason why a stuck action cannot run at present: quotas cannot give what it needs, or no node can."""
-    if reason := cluster.quotas.why_never(action.amounts):
+    if reason := why_never(cluster.quotas, action.amounts):
         return f"{reason}; it waits until its budget ends"
     lacks = lacking(_kind(action.work, _begun(action)), action.needs, action.work.pool)
     return f"{lacks} now; it waits for one until its budget ends"
@@ -182,7 +183,7 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
     if action.work.quotas and not cluster.quotas.fits(action.amounts, action.request.deadline_s):
         why = cluster.quotas.brakes.reasons(action.request.deadline_s)
         held_back = next((why[name] for name in action.amounts if name in why), "they were taken")
-        lacks = cluster.quotas.why_never(action.amounts) or held_back
+        lacks = why_never(cluster.quotas, action.amounts) or held_back
         return f"its deadline came while it waited for the quotas {', '.join(action.work.quotas)}: {lacks}"
     if any(action.could_run_on(node) for node in cluster.nodes.of(cluster.queues.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"

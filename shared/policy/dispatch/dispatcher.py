@@ -27,6 +27,7 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.holds import carry_holds
 from shared.policy.dispatch.invariants import check_commands
+from shared.policy.dispatch.quota_amounts import estimated
 from shared.policy.dispatch.scheduling_round import schedule
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.dispatch.stimulus_handlers import Handler, StimulusHandlers
@@ -160,6 +161,10 @@ class Dispatcher:
         which work must have been granted, if that is earlier. Infinity if no work waits for either.
         """
         return min(self.cluster.next_wake_s, self.registry.next_grant_deadline_s)
+
+    def expected_amounts(self, tenant: str, work: str, amounts: Amounts) -> Amounts:
+        """Return amounts, with estimates for those that are left to the mesh. `work`: task, otherwise kind."""
+        return estimated(self.cluster, tenant, work, amounts)
 
     def quota_outlook(self, amounts: Amounts, now: float) -> QuotaOutlook:
         """Return when these amounts can be taken. If concurrency lacks, O(holds that have to end first)."""

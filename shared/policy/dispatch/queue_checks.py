@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isclose
 
 from shared.policy.dispatch.action_state import ActionState
+from shared.policy.model.quotas import Amounts
 from shared.policy.resources.pools import Pool
 from shared.policy.resources.quota_demand import QuotaDemand
 
@@ -22,8 +24,12 @@ def check_lanes(pool: Pool, queued: dict[str, ActionState]) -> None:
     assert not rest, f"{pool.name}: its lanes contain what waits for it, not {rest}"
 
 
-def check_demand(pool: Pool, queued: list[ActionState], held: list[ActionState]) -> None:
-    """Assert that the demand of a pool is that of its waiting and granted actions."""
+def check_demand(
+    pool: Pool, queued: list[ActionState], held: list[ActionState], counted: Mapping[str, Amounts]
+) -> None:
+    """Assert that the demand of a pool is that of its waiting and granted actions. `counted`: action -> amounts with
+    which it counts.
+    """
     assert len(queued) == pool.queued, f"{pool.name}: number of waiting actions"
     queued_s = sum(action.expected_s * action.pool_units for action in queued)
     assert isclose(queued_s, pool.queued_s, abs_tol=1e-6), f"{pool.name}: unit-seconds that wait"
@@ -35,7 +41,7 @@ def check_demand(pool: Pool, queued: list[ActionState], held: list[ActionState])
     asked = QuotaDemand()
     for action in queued:
         if not action.in_demand:
-            asked.add(action.work.quotas, action.wanted_units, outside=not action.request.batch)
+            asked.add(counted[action.request.id], action.wanted_units, outside=not action.request.batch)
     assert {key: one.counts for key, one in asked.sets.items()} == {
         key: one.counts for key, one in pool.quota_demand.sets.items()
     }, f"{pool.name}: waiting work that takes quotas"

@@ -97,7 +97,7 @@ class Queues:
         pool.queued += 1
         pool.queued_s += action.expected_s * action.pool_units
         if action.needed_quotas:
-            pool.quota_demand.add(action.work.quotas, action.wanted_units, outside=not request.batch)
+            pool.quota_demand.add(action.needed_quotas, action.wanted_units, outside=not request.batch)
             if pool.target is not None:
                 self.dirty.add(pool.name)
         else:
@@ -156,7 +156,8 @@ class Queues:
         if request.batch:
             self.batches.uncount_waiting(request, (pool.name, lane.name, request.tenant))
         if not action.in_demand:
-            pool.quota_demand.remove(action.work.quotas, action.wanted_units, outside=not request.batch)
+            counted = self.waiting_amounts.counted[request.id]
+            pool.quota_demand.remove(counted, action.wanted_units, outside=not request.batch)
         del self.queued[request.id]
         self.waiting_amounts.remove(action)
 
@@ -324,4 +325,5 @@ class Queues:
         for pool in self.pools.values():
             queued = {name: action for name, action in self.queued.items() if action.work.pool == pool.name}
             check_lanes(pool, queued)
-            check_demand(pool, list(queued.values()), [one for one in held if one.work.pool == pool.name])
+            here = [one for one in held if one.work.pool == pool.name]
+            check_demand(pool, list(queued.values()), here, self.waiting_amounts.counted)

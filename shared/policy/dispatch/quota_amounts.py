@@ -6,7 +6,6 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import Request, Work
 from shared.policy.model.quotas import LEARNED, Amounts
-from shared.policy.resources.quota_estimates import EstimateKey
 from shared.policy.resources.settling import believable
 
 
@@ -15,19 +14,26 @@ def estimate_amounts(cluster: ClusterState, action: ActionState) -> None:
     what is known then, also for work that was submitted before anything was learned.
     """
     if action.estimated:
-        action.amounts = {
-            name: cluster.estimates.expect(_key(action.request, action.work, name), cluster.quotas.limits.get(name))
-            if amount == LEARNED
-            else amount
-            for name, amount in action.work.quotas.items()
-        }
+        action.amounts = estimated(
+            cluster, action.request.tenant, _work(action.request, action.work), action.work.quotas
+        )
+
+
+def estimated(cluster: ClusterState, tenant: str, work: str, amounts: Amounts) -> Amounts:
+    """Return amounts with the present estimates of those that are left to the mesh. `work`: task, otherwise kind."""
+    return {
+        name: cluster.estimates.expect((tenant, work, name), cluster.quotas.limits.get(name))
+        if amount == LEARNED
+        else amount
+        for name, amount in amounts.items()
+    }
 
 
 def learn_amounts(cluster: ClusterState, action: ActionState, used: Amounts) -> None:
     """Learn what an attempt of an action's present stage has really used."""
     for name, amount in believable(used, action.work.quotas).items():
-        cluster.estimates.learn(_key(action.request, action.work, name), amount)
+        cluster.estimates.learn((action.request.tenant, _work(action.request, action.work), name), amount)
 
 
-def _key(request: Request, work: Work, quota: str) -> EstimateKey:
-    return request.tenant, request.task or work.kind, quota
+def _work(request: Request, work: Work) -> str:
+    return request.task or work.kind

@@ -34,6 +34,8 @@ class LevelRestored:
     period_s: float | None
     used: float
     at_s: float
+    per_s: float | None = None
+    """Refill at that time, per second; None: that of the rate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.pools import Lane, Pool
+from shared.policy.resources.quota_refusals import why_never
 from shared.policy.resources.quotas import Quotas
 
 LaneKey = tuple[str, str]
@@ -113,7 +114,7 @@ class QuotaWaits:
             key
             for name in changed
             for amount, entries in self._named.get(name, {}).items()
-            if quotas.why_never({name: amount})
+            if why_never(quotas, {name: amount})
             for _, key in entries
         ]
 

@@ -38,6 +38,7 @@ from shared.policy.model.formulation import Command, Grant, Resume
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
+from shared.policy.resources.quota_refusals import why_never
 
 
 @dataclass(slots=True)
@@ -152,7 +153,7 @@ class SchedulingRound:
 
     def _is_stuck(self, pool: Pool, lane: Lane, action: ActionState) -> bool:
         """Return whether no present node and no present limit of its quotas will ever let the head start."""
-        if action.work.quotas and self.cluster.quotas.why_never(action.needed_quotas):
+        if action.work.quotas and why_never(self.cluster.quotas, action.needed_quotas):
             return True
         if action.request.id == lane.feasible or not self.cluster.nodes.of(pool, lane):
             return False
@@ -315,8 +316,7 @@ def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
     lane = action.lane
     if lane is None or action.request.id in lane.behind:
         return
-    estimate_amounts(cluster, action)
-    if action.work.quotas and cluster.quotas.why_never(action.amounts):
+    if action.work.quotas and why_never(cluster.quotas, action.amounts):
         cluster.queues.set_stuck(lane, action)
         return
     pool = cluster.queues.pool(action.work.pool)

@@ -21,6 +21,7 @@ from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.environment_placements import Placement
 from shared.policy.dispatch.node_handler import NodeHandler
 from shared.policy.dispatch.parking import ParkingHandler
+from shared.policy.dispatch.quota_amounts import estimate_amounts
 from shared.policy.dispatch.quota_stimuli import AmountRestored, BrakeRestored, HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.scheduling_round import set_aside_stuck
 from shared.policy.dispatch.start_predictor import StartPredictor
@@ -29,6 +30,7 @@ from shared.policy.model.formulation import Command
 from shared.policy.model.quotas import Level
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.quota_feedback import quota_changed, restore_brake
+from shared.policy.resources.quota_refusals import why_never
 from shared.policy.resources.resource import Specs
 
 Handler = Callable[[float, Any], list[Command] | None]
@@ -118,6 +120,7 @@ class StimulusHandlers:
                 continue
             if request.start_by_s is not None and not starts.in_time(action, request.start_by_s):
                 self.late.append(action)
+            estimate_amounts(self.cluster, action)
             self.cluster.queues.enqueue(action)
             set_aside_stuck(self.cluster, action)
             self.cancellations.submitted(request)
@@ -129,8 +132,8 @@ class StimulusHandlers:
         """Answer a new action whose quotas can never give its amounts. Note one that cannot be granted in time, because
         they are refilled later.
         """
-        quotas, amounts, deadline_s = self.cluster.quotas, action.work.quotas, action.request.deadline_s
-        if reason := quotas.why_never(amounts):
+        quotas, amounts, deadline_s = self.cluster.quotas, action.amounts, action.request.deadline_s
+        if reason := why_never(quotas, amounts):
             return [self.registry.answer_queued(now, action, "refused", reason)]
         if now >= deadline_s or quotas.refilled_at(amounts, now) > deadline_s:
             self.late.append(action)
@@ -160,6 +163,7 @@ class StimulusHandlers:
         action.enter(known.stage, known.attempt)
         action.acts = list(known.acts)
         action.queued_s += sum(act.queue_s + act.execution_s + act.parked_s for act in action.acts)
+        estimate_amounts(self.cluster, action)
         self.cluster.queues.enqueue(action)
         if known.node:
             self.cluster.await_node(action, known.node, now)
@@ -273,7 +277,7 @@ class StimulusHandlers:
             self.cluster.quotas.restore(known.hold._replace(serial=0), now)
 
     def _level_restored(self, _: float, known: LevelRestored) -> None:
-        self.cluster.quotas.restore_level(known.quota, known.period_s, Level(known.used, known.at_s))
+        self.cluster.quotas.restore_level(known.quota, known.period_s, Level(known.used, known.at_s, known.per_s))
 
     def _brake_restored(self, _: float, known: BrakeRestored) -> None:
         restore_brake(self.cluster.quotas, known.quota, known.brake)

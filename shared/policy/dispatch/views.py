@@ -11,6 +11,7 @@ from shared.policy.model.formulation import State
 from shared.policy.model.quotas import Amounts
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.quota_refusals import why_never
 from shared.policy.resources.quotas import Quotas
 
 
@@ -84,7 +85,7 @@ class QuotaOutlook(NamedTuple):
     @classmethod
     def of(cls, quotas: Quotas, amounts: Amounts, now: float) -> QuotaOutlook:
         """Return the outlook for these amounts."""
-        return cls(quotas.why_never(amounts), quotas.free_at(amounts, now))
+        return cls(why_never(quotas, amounts), quotas.free_at(amounts, now))
 
 
 def limit_states(quotas: Quotas, names: Iterable[str], now: float) -> list[LimitState]:

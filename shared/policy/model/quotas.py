@@ -64,15 +64,22 @@ class QuotaLimits:
 
 
 class Level(NamedTuple):
-    """Level of one rate."""
+    """Level of one rate. If the limit was changed since, the bucket is full at the same time as before: GCRA's
+    theoretical arrival time stays.
+    """
 
     used: float = 0.0
     """Amount missing from the full bucket at that time."""
     at_s: float = 0.0
+    per_s: float | None = None
+    """Refill at that time, per second; None: that of the rate."""
 
     def at(self, now: float, rate: Rate) -> float:
         """Amount missing from the full bucket now."""
-        return max(0.0, self.used - max(0.0, now - self.at_s) * rate.per_s)
+        former = rate.per_s if self.per_s is None else self.per_s
+        missing = max(0.0, self.used - max(0.0, now - self.at_s) * former)
+        changed = former != rate.per_s and former > 0.0 and rate.per_s > 0.0
+        return missing * (rate.per_s / former) if changed else missing
 
 
 class QuotaHold(NamedTuple):

@@ -1,8 +1,8 @@
 """Brakes: quotas slow down by what the external services behind them answer. A part of the one ledger.
 
 So the whole mesh slows down together, and no process has a limiter of its own. Laws:
-  - not-before: nothing is granted before the time that the service has named, and only an operator moves it back. It is
-    at most `MOST_WAIT_S` and a jitter ahead;
+  - not-before: nothing is granted before the time that the service has named, and only deleting the quota
+    moves it back. It is at most `MOST_WAIT_S` and a jitter ahead;
   - additive increase, multiplicative decrease: a pushback takes a tenth of the calls at once, and at least one stays.
     Answers to calls that were granted before the last decrease take nothing more: they say nothing about it. As many
     successes as calls at once, while at least half of these are used, add one. Above the number that was under way

@@ -66,10 +66,10 @@ class QuotaEstimates:
 
     def expect(self, key: EstimateKey, limits: QuotaLimits | None) -> float:
         """Return the amount to reserve. It is at most the smallest limit, so that no action is unservable for it; a
-        limit of 0 gives nothing anyway.
+        limit of 0 gives nothing anyway. It is never 0, which would fit a quota of which nothing is left.
         """
         known = self.by_key.get(key)
-        amount = FIRST_ESTIMATE if known is None else known.amount
+        amount = FIRST_ESTIMATE if known is None else known.amount or FIRST_ESTIMATE
         most = math.inf if limits is None else min([*limits.concurrency, *(rate.most for rate in limits.rates)])
         return min(amount, most) if most > 0 else amount
 

@@ -66,10 +66,14 @@ class Quotas:
     # ---- limits ------------------------------------------------------------------------------------------------
 
     def set(self, name: str, limits: QuotaLimits | None) -> None:
-        """Create, change or delete (None) a quota. Amounts that are taken stay taken."""
+        """Create, change or delete (None) a quota. What is taken stays taken, and a rate is full when it would have
+        been. Attempts that run give back nothing to a rate that was changed.
+        """
         self.former |= {(name, rate.period_s): rate for rate in self._rates(name)}
         for rate in () if limits is None else limits.rates:
-            self.former.pop((name, rate.period_s), None)
+            former = self.former.pop((name, rate.period_s), rate)
+            if former.per_s != rate.per_s:
+                self.settling.histories.pop((name, rate.period_s), None)
         if limits is None:
             self.limits.pop(name, None)
         else:
@@ -84,23 +88,6 @@ class Quotas:
                 del self.former[key]
                 self.levels.pop(key, None)
                 self.settling.histories.pop(key, None)
-
-    def why_never(self, amounts: Amounts) -> str:
-        """Return why these amounts can never be taken under the present limits; empty if they can, now or later."""
-        for name, amount in amounts.items():
-            limits = self.limits.get(name)
-            if limits is None:
-                return f"there is no quota {name!r}"
-            for most in limits.concurrency:
-                if _exceeds(amount, most):
-                    return f"it needs {amount:g} of the quota {name!r}, whose concurrency is {most:g}"
-            for rate in limits.rates:
-                if _exceeds(amount, rate.most):
-                    return f"it needs {amount:g} of the quota {name!r}, which gives {rate.most:g} at once"
-                if not rate.per_s and _exceeds(self.missing(name, rate, 0.0) + amount, rate.most):
-                    left = max(0.0, rate.most - self.missing(name, rate, 0.0))
-                    return f"it needs {amount:g} of the quota {name!r}, of which {left:g} are left and none is refilled"
-        return ""
 
     def missing(self, name: str, rate: Rate, now: float) -> float:
         """Amount that is missing from the full bucket of a rate."""
@@ -120,9 +107,9 @@ class Quotas:
             if limits is None:
                 return name
             used = self.used.get(name, 0.0)
-            if any(_exceeds(used + amount, most) for most in limits.concurrency):
+            if any(exceeds(used + amount, most) for most in limits.concurrency):
                 return name
-            if any(_exceeds(self.missing(name, rate, now) + amount, rate.most) for rate in limits.rates):
+            if any(exceeds(self.missing(name, rate, now) + amount, rate.most) for rate in limits.rates):
                 return name
             if self.brakes.by_quota and self.brakes.blocks(name, len(self.holders.of(name)), now):
                 return name
@@ -156,9 +143,9 @@ class Quotas:
 
     def _rate_refilled_at(self, name: str, rate: Rate, amount: float, now: float) -> float:
         needed = self.missing(name, rate, now) + amount
-        if not _exceeds(needed, rate.most):
+        if not exceeds(needed, rate.most):
             return now
-        if not rate.per_s or _exceeds(amount, rate.most):
+        if not rate.per_s or exceeds(amount, rate.most):
             return math.inf
         at_s = now + (needed - rate.most) / rate.per_s
         return max(at_s, math.nextafter(now, math.inf))  # later, also if the sum is rounded
@@ -166,11 +153,11 @@ class Quotas:
     def _ended_at(self, name: str, most: float, now: float) -> float:
         """Return the time at which the amounts held are predicted to be at most this."""
         used = self.used.get(name, 0.0)
-        if not _exceeds(used, most):
+        if not exceeds(used, most):
             return now
         for end_s, _, amount in self.holders.of(name):
             used -= amount
-            if not _exceeds(used, most):
+            if not exceeds(used, most):
                 return max(now, end_s)
         return math.inf
 
@@ -186,11 +173,11 @@ class Quotas:
                 continue
             for rate in limits.rates:
                 missing = Level(self.missing(name, rate, now) + amount, now).at(until_s, rate)
-                if _exceeds(missing + head[name], rate.most):
+                if exceeds(missing + head[name], rate.most):
                     return True
             if limits.concurrency and end_s > until_s:
                 held = self.holders.held_after(name, self.used.get(name, 0.0), until_s)
-                if any(_exceeds(held + amount + head[name], most) for most in limits.concurrency):
+                if any(exceeds(held + amount + head[name], most) for most in limits.concurrency):
                     return True
             if end_s > until_s and self.brakes.delays(name, self.holders.of(name), until_s):
                 return True
@@ -280,7 +267,7 @@ class Quotas:
         missing = level.at(at_s, rate)
         if amount > 0:
             self.settling.increase(name, rate, missing)
-        self.levels[name, rate.period_s] = Level(max(0.0, missing + amount), at_s)
+        self.levels[name, rate.period_s] = Level(max(0.0, missing + amount), at_s, rate.per_s)
         if amount < 0 or not rate.per_s:
             self.changed[name] = None  # more is free, or what is left may never be enough for others
             self.refunded = self.refunded or (amount < 0 and not rate.per_s)
@@ -325,5 +312,6 @@ class Quotas:
         return changes
 
 
-def _exceeds(amount: float, most: float) -> bool:
+def exceeds(amount: float, most: float) -> bool:
+    """Return whether an amount is more than a limit, apart from rounding."""
     return amount > most + ROUNDING * max(1.0, most)

@@ -31,7 +31,7 @@ async def restored(redis: Redis) -> Quotas:
     stored = await read_quotas(redis)
     quotas = Quotas(dict(stored.limits))
     for level in stored.levels:
-        quotas.restore_level(level.quota, level.period_s, Level(level.used, level.at_s))
+        quotas.restore_level(level.quota, level.period_s, Level(level.used, level.at_s, level.per_s))
     for hold in stored.holds:
         quotas.restore(hold, hold.at_s)
     return quotas
@@ -41,7 +41,7 @@ def assert_same(one: Quotas, other: Quotas, now: float) -> None:
     assert {key: dict(hold.amounts) for key, hold in one.holds.items()} == {
         key: dict(hold.amounts) for key, hold in other.holds.items()
     }
-    for name, limits in LIMITS.items():
+    for name, limits in one.limits.items():
         for rate in limits.rates:
             assert one.missing(name, rate, now) == other.missing(name, rate, now), f"{name} {rate}"
 
@@ -55,7 +55,7 @@ async def test_a_new_leader_reads_exactly_what_is_taken(journal: Journal, seed: 
     quotas, entries = await restored(redis), dict[str, str]()
     for number in range(60):
         now += rng.random()
-        step = rng.choice(["grant", "grant", "grant", "answer", "advance", "retry", "not begun", "used", "take over"])
+        step = rng.choice([*["grant"] * 3, "answer", "advance", "retry", "not begun", "used", "take over", "change"])
         action = f"a{number}"
         amounts = rng.choice([{"search": 1.0}, {"search": 0.3, "money": 1.7}, {"money": 3.1}])
         held = rng.choice(list(quotas.holds.values())) if quotas.holds else None
@@ -65,6 +65,10 @@ async def test_a_new_leader_reads_exactly_what_is_taken(journal: Journal, seed: 
             quotas.take(hold, now + 1)
             for _ in range(rng.choice([1, 2])):
                 await send_grants(redis, epoch, [granting(quotas, hold)])
+        elif step == "change":
+            changed = QuotaLimits((3.0,), (Rate(rng.choice([1.0, 5.0, 70.0]), 2.0), Rate(40.0, 60.0)))
+            await set_quota(redis, "search", changed)
+            quotas.set("search", changed)
         elif step == "take over":
             await resign(redis, "me")
             epoch = await lead(redis, "me", 30.0)

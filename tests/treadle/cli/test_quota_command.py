@@ -96,6 +96,8 @@ def test_json_is_one_object(call: Call, first: bool) -> None:
     [
         (("set", "search"), "a quota has `concurrency`, `rates` or both"),
         (("set", "search", "--concurrency", "-1"), "concurrency: must be at least 0"),
+        (("set", "search", "--concurrency", "nan", "--rate", "10/s"), "must be finite numbers"),
+        (("set", "search", "--rate", f"10/{'9' * 400}s"), "must be finite numbers"),
         (("set", "search", "--rate", "10/w"), "'10/w' is no rate; write 10/s, 1000/d"),
         (("set", "search", "--rate", "10/"), "'10/' is no rate"),
         (("set", "search", "--rate", "1.2.3/s"), "'1.2.3/s' is no rate"),
@@ -156,6 +158,12 @@ def test_without_a_stack_the_exit_status_is_3(monkeypatch: pytest.MonkeyPatch, a
     monkeypatch.delenv("TREADLE_URL", raising=False)
     done = quota("--url", f"http://127.0.0.1:{unused_port()}", *arguments)
     assert (done.exit_code, "no stack answers at http://127.0.0.1" in done.stderr) == (3, True), done.stderr
+
+
+def test_a_unit_is_no_markup(call: Call) -> None:
+    assert ["search", "5", "[/red],", "never", "refilled", "0", "5"] in lines(
+        call("set", "search", "--rate", "5", "--unit", "[/red]")
+    )
 
 
 def test_a_provider_that_does_not_answer_as_it_should_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,20 @@ async def test_a_refusal_has_the_time_at_which_a_rate_is_refilled(http: aiohttp.
     assert headers["RateLimit"].startswith('"search/40s";r=0;t=')
 
 
+async def test_a_refusal_of_a_learned_amount_has_the_time_at_which_it_is_refilled(http: aiohttp.ClientSession) -> None:
+    await limit(http, {"rates": [{"limit": 1000, "period_s": 60}]}, "tokens")
+    _, lease = await acquire(http, quotas={"tokens": "learned"})
+    assert await release(http, lease, used={"tokens": 900}) == (200, "released")
+    began = time.monotonic()
+    status, problem = await acquire(http, quotas={"tokens": "learned"}, wait_s=20)
+    assert status == 429, problem
+    assert time.monotonic() - began < 5, "it is refused at once: the refill comes after the deadline"
+    assert 40 < problem["retry_after_s"] <= 48, "900 are reserved, and 100 are left"
+    assert problem["detail"].startswith("a learned amount of tokens could not be granted within 20 s: ")
+    await limit(http, {"concurrency": 0}, "tokens")
+    assert (await acquire(http, quotas={"tokens": "learned"}))[0] == 409
+
+
 async def test_a_refusal_for_concurrency_comes_at_the_deadline(http: aiohttp.ClientSession) -> None:
     await limit(http, ONE)
     status, lease = await acquire(http)

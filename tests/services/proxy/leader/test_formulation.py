@@ -130,7 +130,7 @@ def test_the_planner_counts_the_fewest() -> None:
 
     (stage,) = Workflow.of("ada", "t", Task.model_validate({"stages": stages})).stages
 
-    assert stage.plan().units == 2
+    assert stage.plan({}).units == 2
 
 
 @given(st.sets(st.integers(1, MOST_UNITS), min_size=1))

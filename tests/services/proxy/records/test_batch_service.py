@@ -15,6 +15,7 @@ from services.proxy.records.task_registry import TaskRegistry
 from shared.api.batches import BatchOpening
 from shared.api.tasks import StageTemplate, Task
 from shared.bus.connection import command
+from shared.messages.batches import BATCHES, BatchOpened
 from shared.messages.environments import TRAJECTORIES, EnvironmentsExpected
 from tests.services.proxy.mesh import StillClock
 from tests.services.proxy.stores import store_over
@@ -83,3 +84,17 @@ async def test_images_that_its_trajectories_will_need_are_published(valkey: Redi
 
     rows = await command(valkey, "XRANGE", TRAJECTORIES.name, "-", "+")
     assert [TRAJECTORIES.decode(fields[1]) for _, fields in rows] == [EnvironmentsExpected(images=["python:3.11", "b"])]
+
+
+async def test_the_planner_gets_the_amounts_of_quotas_that_are_learned(valkey: Redis) -> None:
+    """A batch that opens later has what was learned until then."""
+    stage = StageTemplate(name="s", kind="noop", quotas={"search": 2, "judge-tokens": "learned"})
+    await kept(valkey, stage)
+    await command(valkey, "HSET", "quotas:estimates", '["ada","t","judge-tokens"]', "[700.0]")
+    await kept(valkey, stage)
+    messages = [
+        BATCHES.decode(fields[fields.index(b"m") + 1])
+        for _, fields in await command(valkey, "XRANGE", BATCHES.name, "-", "+")
+    ]
+    plans = [one.stages[0].quotas for one in messages if isinstance(one, BatchOpened)]
+    assert plans == [{"search": 2.0, "judge-tokens": 1.0}, {"search": 2.0, "judge-tokens": 700.0}]

@@ -161,14 +161,21 @@ def test_work_takes_a_core_unless_its_kind_only_waits(kind: str) -> None:
 def test_a_stage_queues_in_the_pool_of_its_units(units: Any, cost: Any, pool: str, counted: int) -> None:
     (stage,) = workflow({"kind": "code.run", "units": units, "node_class": "big", "timeout_s": 7}).stages
 
-    assert (stage.form.formulation.cost, stage.form.pool, stage.plan().units) == (cost, pool, counted)
-    assert stage.plan().timeout_s == 7
+    assert (stage.form.formulation.cost, stage.form.pool, stage.plan({}).units) == (cost, pool, counted)
+    assert stage.plan({}).timeout_s == 7
 
 
 def test_the_planner_learns_what_a_stage_takes_from_quotas() -> None:
     flow = workflow({"kind": "noop", "quotas": {"search": 1, "judge-tokens": 800}}, {"kind": "noop"})
 
-    assert [stage.plan().quotas for stage in flow.stages] == [{"search": 1.0, "judge-tokens": 800.0}, {}]
+    assert [stage.plan({}).quotas for stage in flow.stages] == [{"search": 1.0, "judge-tokens": 800.0}, {}]
+
+
+def test_the_planner_gets_the_present_amount_of_one_that_is_learned() -> None:
+    (stage,) = workflow({"kind": "noop", "quotas": {"search": 1, "judge-tokens": "learned"}}).stages
+
+    assert stage.learned == {"judge-tokens"}
+    assert stage.plan({"judge-tokens": 700.0}).quotas == {"search": 1.0, "judge-tokens": 700.0}
 
 
 def test_a_stage_carries_the_score_it_names_for_its_time_limit_and_only_that() -> None:

@@ -21,7 +21,7 @@ class StoredQuotas:
 
     limits: dict[str, QuotaLimits]
     holds: dict[str, QuotaHold] = field(default_factory=dict)
-    levels: dict[tuple[str, float | None], tuple[float, float]] = field(default_factory=dict)
+    levels: dict[tuple[str, float | None], tuple[float, float, float]] = field(default_factory=dict)
     """(Quota, period) -> amount missing, time."""
     granted: dict[str, QuotaHold] = field(default_factory=dict)
     """Every hold of a written grant that may have begun."""
@@ -71,13 +71,16 @@ class StoredQuotas:
                 self.unbegun += any(refund.amount > 0 for refund in change.refunds)
 
     def _add(self, name: str, rate: Rate, amount: float, at_s: float) -> None:
-        used, since_s = self.levels.get((name, rate.period_s), (0.0, at_s))
+        _, since_s, _ = self.levels.get((name, rate.period_s), (0.0, at_s, rate.per_s))
         at_s = max(at_s, since_s)
-        self.levels[name, rate.period_s] = (max(0.0, max(0.0, used - (at_s - since_s) * rate.per_s) + amount), at_s)
+        self.levels[name, rate.period_s] = (max(0.0, self.missing(name, rate, at_s) + amount), at_s, rate.per_s)
 
     def missing(self, name: str, rate: Rate, now: float) -> float:
-        used, since_s = self.levels.get((name, rate.period_s), (0.0, now))
-        return max(0.0, used - (now - since_s) * rate.per_s)
+        """What lacks for a full bucket: the seconds until it is full, by its refill now."""
+        used, since_s, per_s = self.levels.get((name, rate.period_s), (0.0, now, rate.per_s))
+        if not per_s or not rate.per_s:
+            return max(0.0, used - (now - since_s) * per_s)
+        return max(0.0, used / per_s - (now - since_s)) * rate.per_s
 
     def check_windows(self) -> None:
         """Assert that no window of the fixed quotas that ends with a grant has more than its rates give."""

@@ -16,6 +16,7 @@ from shared.policy.model.formulation import AnswerAction, Command, Grant, Reques
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import UpstreamAnswer
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.quota_refusals import why_never
 from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, ParkReport
 from tests.shared.policy.dispatch.dispatch_quotas import StoredQuotas
 from tests.shared.policy.strategies import QUOTAS
@@ -183,7 +184,7 @@ class Records:
             if (reason := reasons.get((action.request.id, action.stage))) is not None and reason.wait == "stuck"
         ]
         for action in stuck:
-            if cluster.quotas.why_never(action.amounts):
+            if why_never(cluster.quotas, action.amounts):
                 continue
             nodes = cluster.nodes.of(cluster.queues.pool(action.work.pool))
             assert not any(action.could_run_on(node) for node in nodes), f"not stuck: {action}"

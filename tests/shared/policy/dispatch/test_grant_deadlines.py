@@ -8,11 +8,12 @@ import math
 from dataclasses import replace
 
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.dispatch.quota_stimuli import QuotaSet
+from shared.policy.dispatch.quota_stimuli import AmountRestored, QuotaSet
 from shared.policy.dispatch.stimuli import ActionRestored, InventoryReported, NodeJoined, RequestsSubmitted, TickPassed
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, Revoke
-from shared.policy.model.quotas import QuotaLimits, Rate
+from shared.policy.model.quotas import LEARNED, QuotaLimits, Rate
 from shared.policy.model.reports import HeldGrant
+from shared.policy.resources.quota_estimates import Estimate
 from tests.shared.policy.strategies import SPECS, request, work
 
 HOLDING = replace(work(timeout_s=30.0), quotas={"search": 1.0}, repeatable=False)
@@ -63,6 +64,16 @@ def test_what_cannot_be_refilled_in_time_is_answered_at_once() -> None:
     assert answered(submit(dispatcher, 1.0, holding("b", 9.9, seq=1))) == [("b", "expired")]
     assert submit(dispatcher, 1.0, holding("c", 10.0, seq=2)) == [], "its refill comes in time"
     assert granted(dispatcher.handle(10.0, TickPassed())) == ["c"]
+
+
+def test_a_learned_amount_that_cannot_be_refilled_in_time_is_answered_at_once() -> None:
+    dispatcher = serving(QuotaLimits((), (Rate(10.0, 10.0),)))
+    dispatcher.handle(0.0, AmountRestored(("ada", "t", "search"), Estimate.of((8.0,))))
+    assert granted(submit(dispatcher, 0.0, holding("a", 5.0, amount=LEARNED))) == ["a"]
+    assert answered(submit(dispatcher, 0.0, holding("b", 5.9, seq=1, amount=LEARNED))) == [("b", "expired")]
+    assert submit(dispatcher, 0.0, holding("c", 6.0, seq=2, amount=LEARNED)) == [], "its refill comes in time"
+    waiting = dispatcher.survey(0.0).quotas["search"]
+    assert (waiting.tenants["ada"].amount, waiting.free_s) == (8.0, 6.0)
 
 
 def test_a_deadline_of_now_is_granted_at_once_or_never() -> None:

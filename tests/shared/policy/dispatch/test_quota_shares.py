@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.dispatch.quota_stimuli import QuotaSet
+from shared.policy.dispatch.quota_stimuli import AmountRestored, QuotaSet
 from shared.policy.dispatch.stimuli import PlannerChecked, TargetReceived
 from shared.policy.model.formulation import Request
-from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate
+from shared.policy.model.quotas import LEARNED, QuotaHold, QuotaLimits, Rate
 from shared.policy.resources.quota_demand import QuotaDemand, room
+from shared.policy.resources.quota_estimates import Estimate
 from shared.policy.resources.quotas import Quotas
 from tests.shared.policy.dispatch.virtual_time import VirtualTimeMesh
 from tests.shared.policy.strategies import CORES, SPECS, node, request, work
@@ -57,6 +58,13 @@ def test_a_pool_owns_units_for_what_its_quota_lets_run(planned: bool, batch: str
         most = max(most, owned(mesh))
     assert most == 3
     assert sorted(mesh.started.values()) == [float(at // 3) for at in range(50)]
+
+
+def test_a_pool_owns_units_for_what_its_quota_lets_run_of_learned_amounts() -> None:
+    mesh = mesh_of(QuotaLimits((6.0,)), 8, 8)
+    mesh.do(mesh.dispatcher.handle(0.0, AmountRestored(("ada", "t", "search"), Estimate.of((2.0,)))))
+    mesh.submit(*(taking(f"a{at}", LEARNED, seq=at) for at in range(50)))
+    assert (owned(mesh), len(mesh.started)) == (3, 3)
 
 
 @pytest.mark.parametrize("planned", [True, False])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.policy.model.quotas import QuotaLimits, Rate
+from shared.policy.model.quotas import FIRST_ESTIMATE, QuotaLimits, Rate
 from shared.policy.order.estimates import Durations
 from shared.policy.resources.quota_estimates import MOST_KEYS, Estimate, QuotaEstimates
 
@@ -54,6 +54,15 @@ def test_it_follows_work_that_uses_ten_times_as_much() -> None:
     assert estimates.expect(KEY, None) == pytest.approx(1000.0)
 
 
+def test_work_that_used_nothing_reserves_something() -> None:
+    """An amount of 0 would fit a quota of which nothing is left."""
+    estimates = QuotaEstimates()
+    for _ in range(9):
+        estimates.learn(KEY, 0.0)
+    assert estimates.expect(KEY, None) == FIRST_ESTIMATE
+    assert estimates.expect(KEY, QuotaLimits((), (Rate(0.5, 60.0),))) == 0.5
+
+
 @pytest.mark.parametrize(
     ("limits", "amount"),
     [
@@ -69,13 +78,6 @@ def test_it_is_capped_at_the_smallest_limit(limits: QuotaLimits | None, amount: 
     assert estimates.expect(KEY, limits) == 1.0
     estimates.learn(KEY, 500.0)
     assert estimates.expect(KEY, limits) == amount
-
-
-def test_uses_of_nothing_are_learned() -> None:
-    estimates = QuotaEstimates()
-    for _ in range(300):
-        estimates.learn(KEY, 0.0)
-    assert estimates.expect(KEY, None) == 0.0
 
 
 def test_the_oldest_are_forgotten_and_changes_are_reported_once() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shared.policy.model.quotas import Level, QuotaHold, QuotaLimits, Rate, Settled
 from shared.policy.resources.quota_checks import check_quotas
+from shared.policy.resources.quota_refusals import why_never
 from shared.policy.resources.quotas import Quotas
 
 amounts = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.7])
@@ -102,7 +103,7 @@ def test_a_quota_is_free_at_the_time_that_is_predicted_and_not_before(
     at_s = quotas.free_at({"a": 1.0}, 100.0)
     if at_s == math.inf:
         quotas.settle("r/0/1")
-        stuck = quotas.why_never({"a": 1.0})
+        stuck = why_never(quotas, {"a": 1.0})
         assert stuck or any(used > most for most in one.concurrency) or quotas.free_at({"a": 1.0}, 100.0) < math.inf
         return
     if at_s >= 103.0 and any(used + 1.0 > most for most in one.concurrency):
@@ -181,15 +182,15 @@ def test_the_level_of_a_deleted_rate_is_kept_until_it_is_full() -> None:
 
 def test_an_amount_that_can_never_be_taken_is_named() -> None:
     quotas = Quotas({"a": QuotaLimits((2.0,), (Rate(5.0), Rate(3.0, 1.0)))})
-    assert quotas.why_never({"b": 1.0}) == "there is no quota 'b'"
-    assert quotas.why_never({"a": 2.5}) == "it needs 2.5 of the quota 'a', whose concurrency is 2"
-    assert quotas.why_never({"a": 2.0}) == ""
+    assert why_never(quotas, {"b": 1.0}) == "there is no quota 'b'"
+    assert why_never(quotas, {"a": 2.5}) == "it needs 2.5 of the quota 'a', whose concurrency is 2"
+    assert why_never(quotas, {"a": 2.0}) == ""
     quotas.take(QuotaHold("r", 0, 1, "n", "1", 0.0, {"a": 2.0}), 1.0)
     quotas.settle("r/0/1")
     quotas.take(QuotaHold("s", 0, 1, "n", "1", 1.0, {"a": 2.0}), 2.0)
-    assert quotas.why_never({"a": 2.0}) == "it needs 2 of the quota 'a', of which 1 are left and none is refilled"
+    assert why_never(quotas, {"a": 2.0}) == "it needs 2 of the quota 'a', of which 1 are left and none is refilled"
     quotas.set("a", QuotaLimits((1.0,), (Rate(4.0, 1.0, 0.5),)))
-    assert quotas.why_never({"a": 1.0}) == "it needs 1 of the quota 'a', which gives 0.5 at once"
+    assert why_never(quotas, {"a": 1.0}) == "it needs 1 of the quota 'a', which gives 0.5 at once"
 
 
 def test_a_hold_is_settled_once_and_reported_to_the_store() -> None:
@@ -207,7 +208,76 @@ def test_a_refund_does_not_give_back_what_has_refilled_meanwhile() -> None:
     quotas.take(QuotaHold("s", 0, 1, "n", "1", 10.0, {"a": 10.0}), 11.0)
     quotas.settle("r/0/1", not_begun_s=10.0)
     assert not quotas.fits({"a": 1.0}, 10.0), "the bucket would have been full at 10 s without it, too"
-    assert quotas.levels["a", 10.0] == Level(10.0, 10.0)
+    assert quotas.levels["a", 10.0] == Level(10.0, 10.0, 1.0)
+
+
+def spent(rate: Rate, amount: float, at_s: float) -> Quotas:
+    """An attempt has taken an amount and ended."""
+    quotas = Quotas({"a": QuotaLimits((), (rate,))})
+    quotas.take(QuotaHold("r", 0, 1, "n", "1", at_s, {"a": amount}), at_s)
+    quotas.settle("r/0/1")
+    return quotas
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "now", "free_s"),
+    [
+        (Rate(1000.0, 60.0), Rate(10.0, 60.0), 59.0, 59.0),  # empty at 0, full at 60
+        (Rate(1000.0, 60.0), Rate(10.0, 60.0), 1.0, 6.0),  # 1 of 10 is refilled in 6 s
+        (Rate(10.0, 60.0), Rate(1000.0, 60.0), 0.0, 0.06),
+        (Rate(10.0, 60.0), Rate(0.0, 60.0), 0.0, math.inf),
+        (Rate(50.0), Rate(60.0), 9.0, 9.0),  # a budget keeps what was spent
+        (Rate(50.0), Rate(40.0), 9.0, math.inf),
+    ],
+)
+def test_a_changed_rate_is_full_when_it_would_have_been(before: Rate, after: Rate, now: float, free_s: float) -> None:
+    quotas = spent(before, before.most, 0.0)
+    quotas.set("a", QuotaLimits((), (after,)))
+    assert quotas.free_at({"a": 1.0}, now) == pytest.approx(free_s)
+    if before.period_s is not None and after.limit:
+        assert quotas.missing("a", after, 59.0) == pytest.approx(after.limit / 60.0)
+        assert quotas.missing("a", after, 60.0) == 0.0
+
+
+@given(st.lists(st.tuples(bursts, st.floats(0, 5)), min_size=1, max_size=8), st.floats(0.1, 1.0))
+@settings(deadline=None)
+def test_limits_that_change_and_change_back_give_nothing(changes: list[tuple[Rate, float]], share: float) -> None:
+    """Else somebody who may set a quota would open it by lowering and raising its limit."""
+    rate, now = Rate(10.0, 10.0), 0.0
+    quotas, other = spent(rate, 10.0 * share, 0.0), spent(rate, 10.0 * share, 0.0)
+    for changed, pause_s in changes:
+        now += pause_s
+        quotas.set("a", QuotaLimits((), (changed._replace(period_s=10.0),)))
+    quotas.set("a", other.limits["a"])
+    assert quotas.missing("a", rate, now) == pytest.approx(other.missing("a", rate, now))
+
+
+@given(bursts, bursts, st.lists(st.tuples(st.floats(0, 3), amounts), min_size=1, max_size=20), st.integers(0, 20))
+@settings(deadline=None)
+def test_after_a_change_no_window_exceeds_the_new_limit(
+    before: Rate, after: Rate, wanted: list[tuple[float, float]], changed_at: int
+) -> None:
+    after = after._replace(period_s=before.period_s)
+    quotas, now = Quotas({"a": QuotaLimits((), (before,))}), 0.0
+    oracle = History({"a": QuotaLimits((), (after,))})
+    for number, (pause_s, amount) in enumerate(wanted):
+        now += pause_s
+        if number == changed_at:
+            quotas.set("a", QuotaLimits((), (after,)))
+        if quotas.fits({"a": amount}, now):
+            quotas.take(QuotaHold(f"r{number}", 0, 1, "n", "1", now, {"a": amount}), now)
+            if number >= changed_at:
+                oracle.begun.append((now, {"a": amount}))
+    oracle.check()
+
+
+def test_an_attempt_gives_nothing_back_to_a_rate_that_was_changed() -> None:
+    """What it took counts in the former amounts."""
+    quotas = Quotas({"a": QuotaLimits((), (Rate(1000.0, 60.0),))})
+    quotas.take(QuotaHold("r", 0, 1, "n", "1", 0.0, {"a": 1000.0}), 1.0)
+    quotas.set("a", QuotaLimits((), (Rate(10.0, 60.0),)))
+    quotas.settle("r/0/1", used={"a": 500.0}, now=0.0)
+    assert not quotas.fits({"a": 1.0}, 0.0)
 
 
 def test_a_lowered_limit_takes_nothing_away() -> None:

@@ -15,6 +15,7 @@ from services.cpu_manager.cpu_executor import CpuExecutor, units_of
 from services.cpu_manager.environment_registry import EnvironmentRegistry
 from services.cpu_manager.environments.detection import DetectedRuntimes, MeshContext, await_engine, open_runtimes
 from services.cpu_manager.environments.runtimes import DOCKER
+from services.cpu_manager.forwarder.forwarder import open_forwarder
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.kinds import MEMORY, STARTS
 from services.cpu_manager.memory import lendable_mb
@@ -72,9 +73,10 @@ async def _runtimes(
 ) -> AsyncIterator[tuple[DetectedRuntimes, MeshContext]]:
     """Open the runtimes, and return them with the mesh that they belong to."""
     identity = await with_retries(lambda: mesh_identity(redis), what="reading the mesh's identity", limit_s=START_S)
-    mesh = MeshContext(identity, redis)
-    async with open_runtimes(settings, graders.sandbox, mesh) as detected:
-        yield detected, mesh
+    async with open_forwarder(redis) as models:
+        mesh = MeshContext(identity, redis, models)
+        async with open_runtimes(settings, graders.sandbox, mesh) as detected:
+            yield detected, mesh
 
 
 def _may_get_engine(settings: CpuManagerSettings, detected: DetectedRuntimes) -> bool:

@@ -15,6 +15,10 @@ from shared.runtime.patterns import IMAGE, SESSION, VARIABLE, WITHOUT_NUL, whole
 LOCAL = "local"
 """The image name for no image: the environment uses the node's own toolchain, in the sandbox's walls."""
 
+MODEL_PORT = 14747
+"""Port of an environment's own model at its loopback address: outside of the range that the kernel chooses from, and
+not one that servers under test usually listen on."""
+
 MOST_SETUP = 64
 MOST_VARIABLES = 256
 MOST_LIVES_S = 86_400.0
@@ -50,6 +54,10 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Directory in which commands start; empty: the image's own, or the private directory of a local one."""
     network: bool = False
     """It may reach the network. A `local` environment never may."""
+    model: bool = False
+    """It reaches the model of its trajectory at http://127.0.0.1:14747, without a key. The variables OPENAI_BASE_URL,
+    OPENAI_API_BASE, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY of its commands are set for that. With
+    `network` false it reaches nothing else."""
     read_only: bool = False
     """The image's files cannot be changed; /tmp and `workdir` can."""
     idle_s: Lives = 1800.0

@@ -11,6 +11,7 @@ import msgspec
 
 from services.cpu_manager.environments.channel import AgentChannel, Broken
 from services.cpu_manager.environments.handles import EnvironmentHandle, EnvironmentUsage, Gone
+from services.cpu_manager.environments.model_variables import variables_of
 from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, RuntimeUnavailable
 from services.cpu_manager.kinds import EnvBash
 from shared.kinds.spec import Params
@@ -267,7 +268,7 @@ async def settle(agent: AgentChannel, workdir: str, spec: EnvironmentSpec) -> No
     while True:
         left = deadline - asyncio.get_running_loop().time()
         try:
-            await agent.settle(workdir, spec.env, max(left, 0.1))
+            await agent.settle(workdir, variables_of(spec), max(left, 0.1))
         except ValueError as error:
             if str(error) != "busy":
                 raise

@@ -19,6 +19,7 @@ from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.local.runtime import LocalRuntime
 from services.cpu_manager.environments.protocol import Runtime, RuntimeUnavailable
 from services.cpu_manager.environments.runtimes import DOCKER, Runtimes
+from services.cpu_manager.forwarder.models import Models
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import Sandbox
 from services.cpu_manager.settings import NO_ENGINE, CpuManagerSettings
@@ -35,12 +36,14 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MeshContext:
-    """The mesh's data for its containers and images."""
+    """The mesh's data for its containers, images and models."""
 
     identity: str = NO_MESH
     """Identity of its store."""
     redis: Redis | None = None
     """The store; None: pulled images are remembered only in memory."""
+    models: Models | None = None
+    """Access of environments to their models; None: there is none."""
 
     def ledger(self, node: str, engine: str) -> ImageLedger:
         return StoredImageLedger(self.redis, node, engine) if self.redis is not None and engine else NoImageLedger()
@@ -62,16 +65,17 @@ async def open_runtimes(
     """Open all available runtimes for this mesh; at the end close them with every environment."""
     found: list[Runtime] = []
     labels: dict[str, str] = {}
+    missing: dict[str, str] = {}
     for name in (LOCAL, DOCKER):
         try:
-            runtime, label = await (_local(settings, sandbox) if name == LOCAL else _docker(settings, mesh))
+            runtime, label = await (_local(settings, sandbox, mesh) if name == LOCAL else _docker(settings, mesh))
         except RuntimeUnavailable as error:
             _log.info("runtime_unavailable", runtime=name, reason=str(error))
-            label = f"none: {error}"
+            label, missing[name] = f"none: {error}", str(error)
         else:
             found.append(runtime)
         labels[_label(name)] = label
-    detected = DetectedRuntimes(Runtimes(found), labels)
+    detected = DetectedRuntimes(Runtimes(found, missing), labels)
     try:
         yield detected
     finally:
@@ -103,10 +107,11 @@ def _label(runtime: str) -> str:
     return f"runtime.{runtime}"
 
 
-async def _local(settings: CpuManagerSettings, sandbox: Sandbox) -> tuple[Runtime, str]:
+async def _local(settings: CpuManagerSettings, sandbox: Sandbox, mesh: MeshContext) -> tuple[Runtime, str]:
     if not isinstance(sandbox, LocalSandbox):
         raise RuntimeUnavailable("this node has no sandbox")
-    return await LocalRuntime.open(sandbox, output_bytes=settings.output_bytes), sandbox.ladder.chosen.value
+    runtime = await LocalRuntime.open(sandbox, output_bytes=settings.output_bytes, models=mesh.models)
+    return runtime, sandbox.ladder.chosen.value
 
 
 async def _docker(settings: CpuManagerSettings, mesh: MeshContext) -> tuple[DockerRuntime, str]:
@@ -122,6 +127,7 @@ async def _docker(settings: CpuManagerSettings, mesh: MeshContext) -> tuple[Dock
         ledger=lambda facts: mesh.ledger(settings.node, facts.id),
         budget_bytes=partial(_image_budget, settings),
         pulls=settings.pulls,
+        models=mesh.models,
     )
     if record is not None:
         try:

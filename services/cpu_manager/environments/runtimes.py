@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from services.cpu_manager.environments.protocol import BadEnvironment, Environment, Runtime
 from shared.messages.environments import LOCAL
@@ -22,8 +22,10 @@ image."""
 class Runtimes:
     """Runtimes of this node. Image `local` has its own runtime; a container engine serves every other image."""
 
-    def __init__(self, runtimes: Iterable[Runtime]) -> None:
+    def __init__(self, runtimes: Iterable[Runtime], missing: Mapping[str, str] | None = None) -> None:
+        """`missing`: runtimes that this node does not have, with the reasons."""
         self._runtimes = {runtime.name: runtime for runtime in runtimes}
+        self._missing = missing or {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
 
     def add(self, runtime: Runtime) -> None:
@@ -43,7 +45,9 @@ class Runtimes:
         """
         runtime = self._runtimes.get(_name(image))
         if runtime is None:
-            raise BadEnvironment(f"this node has no {_name(image)} runtime, which image {image!r} asks for")
+            reason = self._missing.get(_name(image))
+            problem = f"this node has no {_name(image)} runtime, which image {image!r} asks for"
+            raise BadEnvironment(f"{problem}: {reason}" if reason else problem)
         return runtime
 
     def prepare(self, image: str) -> None:

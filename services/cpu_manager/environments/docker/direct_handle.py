@@ -14,15 +14,19 @@ import signal
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, Self
 
 from services.cpu_manager.environments.docker.container import SOCKET
+from services.cpu_manager.environments.docker.container_listener import listen_in
 from services.cpu_manager.environments.docker.control_groups import ControlGroups, control_groups_of, frozen
 from services.cpu_manager.environments.handles import EnvironmentUsage, Gone
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from services.cpu_manager.sandbox.walls.syscalls import open_beneath, signal_pidfd
+from shared.runtime.units import Seconds
 
 _GONE: Final = {errno.ENODEV, errno.ENOENT, errno.ESRCH, errno.EBADF}
+_OWN_NETWORK: Final = Path("/proc/self/ns/net")
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -93,6 +97,24 @@ class DirectHandle:
         finally:
             os.close(found)
         return connection
+
+    async def listen(self, port: int, again_s: Seconds = 0.0) -> socket.socket:
+        """Return a listener at the loopback address inside the container.
+
+        Raises:
+            OSError: it cannot be made; contains the reason.
+            Gone: the container has ended.
+        """
+        with _there():
+            network = os.open(f"/proc/{self._pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with _there():
+                signal_pidfd(self._pidfd, 0)  # alive now, so the number was this process's
+            if os.path.samestat(os.fstat(network), _OWN_NETWORK.stat()):
+                raise OSError("it has no network namespace of its own")
+            return await listen_in(network, port, again_s)
+        finally:
+            os.close(network)
 
     async def kill(self) -> None:
         # The signal first: a process that is thawed with it pending runs no further instruction.

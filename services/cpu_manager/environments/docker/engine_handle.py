@@ -22,6 +22,9 @@ from services.cpu_manager.environments.protocol import RuntimeUnavailable
 _CHUNK: Final = 1 << 16
 _PAUSES: Final = 8
 _PAUSE_S: Final = 0.02
+_STALE_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Seconds between repeated calls whose refusal contradicts what this process did. A busy engine applies its own record
+of a past `pause` or `unpause` again, late and in order, so for a moment its view of a container is an earlier one."""
 
 RELAY: Final = f"""
 import ctypes, os, select, socket
@@ -67,19 +70,20 @@ class EngineHandle:
         if cores:  # before the thaw: a thawed container would run on cores that may be granted to others by now
             listed = ",".join(str(core) for core in sorted(cores))
             await self._call("update", "give a container cores", {"CpusetCpus": listed})
-        if self._paused is not False:
+        if (paused := self._paused) is not False:
             self._paused = None
-            await self._call("unpause", "thaw a container", done="is not paused")
+            await self._call("unpause", "thaw a container", done="is not paused", contradicts=paused is True)
             self._paused = False
 
     async def pause(self) -> None:
         attempt = 0
-        while not self._paused:
+        while not (paused := self._paused):
             self._paused = None
             try:
-                await self._call("pause", "freeze a container", done="already paused")
+                await self._call("pause", "freeze a container", done="already paused", contradicts=paused is False)
                 self._paused = True
             except CannotFreeze:
+                self._paused = False
                 attempt += 1
                 if attempt == _PAUSES:
                     raise
@@ -90,10 +94,7 @@ class EngineHandle:
         return EnvironmentUsage()
 
     async def connect(self) -> socket.socket:
-        try:
-            stream = await self._engine.exec(self.container, [*self._python, "-c", RELAY])
-        except EngineRefusal as refusal:
-            raise self._error(refusal) from refusal
+        stream = await self._relay_stream()
         try:
             first = await _first_output(stream)
         except BaseException:
@@ -120,13 +121,40 @@ class EngineHandle:
         if self._relays:
             await asyncio.wait(self._relays, timeout=2.0)
 
-    async def _call(self, call: str, what: str, body: dict[str, Any] | None = None, done: str = "") -> None:
-        """Make a call. `done`: text of an error which means that the state is already reached."""
-        try:
-            await self._engine.post(f"containers/{self.container}/{call}", what, body)
-        except EngineRefusal as refusal:
-            if not done or done not in refusal.message.lower():
-                raise self._error(refusal) from refusal
+    async def _relay_stream(self) -> Stream:
+        """Start a relay in the container. It must not be frozen."""
+        delays = iter(_STALE_S)
+        while True:
+            try:
+                return await self._engine.exec(self.container, [*self._python, "-c", RELAY])
+            except EngineRefusal as refusal:
+                delay_s = next(delays, None) if "is paused" in refusal.message.lower() else None
+                if delay_s is None:
+                    raise self._error(refusal) from refusal
+            await asyncio.sleep(delay_s)
+
+    async def _call(
+        self, call: str, what: str, body: dict[str, Any] | None = None, done: str = "", *, contradicts: bool = False
+    ) -> None:
+        """Make a call.
+
+        Args:
+            done: text of an error which means that the state is already reached.
+            contradicts: such an error contradicts what this process did. The engine's view is then likely stale, so the
+                error is believed only when it lasts.
+        """
+        delays = iter(_STALE_S if contradicts else ())
+        while True:
+            try:
+                await self._engine.post(f"containers/{self.container}/{call}", what, body)
+                return
+            except EngineRefusal as refusal:
+                if not done or done not in refusal.message.lower():
+                    raise self._error(refusal) from refusal
+            delay_s = next(delays, None)
+            if delay_s is None:
+                return
+            await asyncio.sleep(delay_s)
 
     def _error(self, refusal: EngineRefusal) -> Exception:
         if refusal.status in {404, 409}:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Self
@@ -13,6 +12,8 @@ from services.cpu_manager.environments.agent_environment import AgentEnvironment
 from services.cpu_manager.environments.channel import OUTPUT_BYTES, AgentChannel, Broken
 from services.cpu_manager.environments.docker.claim import CLAIM_S, NO_MESH, Claim, Owner
 from services.cpu_manager.environments.docker.container import TRAJECTORY, spec_from
+from services.cpu_manager.environments.docker.container_models import ContainerModels
+from services.cpu_manager.environments.docker.container_state import age_s, cause_of_end
 from services.cpu_manager.environments.docker.creation import ContainerCreator, ContainerHandle, CreatedContainer
 from services.cpu_manager.environments.docker.engine import ContainerEngine, EngineFacts, EngineRefusal
 from services.cpu_manager.environments.docker.engine_handle import EngineHandle
@@ -26,6 +27,7 @@ from services.cpu_manager.environments.protocol import (
     Postponed,
     RuntimeUnavailable,
 )
+from services.cpu_manager.forwarder.models import Models, NoModels
 from shared.messages.environments import EnvironmentSpec
 from shared.runtime import log
 from shared.runtime.units import Seconds
@@ -62,9 +64,11 @@ class DockerRuntime:
         on_empty: Callable[[], None] = lambda: None,
         image_budget: ImageBudget,
         pulls: int = PULLS_AT_ONCE,
+        models: Models | None = None,
     ) -> None:
         """See `open`."""
         self.facts = facts
+        self._models = ContainerModels(models or NoModels())
         self._engine = engine
         self._owner = owner
         self._output_bytes = output_bytes
@@ -94,6 +98,7 @@ class DockerRuntime:
         ledger: Callable[[EngineFacts], ImageLedger] | None = None,
         budget_bytes: Callable[[EngineFacts], int] = lambda _: 0,
         pulls: int = PULLS_AT_ONCE,
+        models: Models | None = None,
     ) -> Self:
         """Connect to an engine (empty: `DOCKER_HOST`, else the usual socket) and claim the node's containers there.
 
@@ -105,6 +110,7 @@ class DockerRuntime:
             ledger: stores which images were pulled here; None: only in memory.
             budget_bytes: disk for the images that were pulled here; 0: no limit.
             pulls: most pulls at the same time.
+            models: access to the models of trajectories; None: environments that ask for it are refused.
             output_bytes: limit for a file or an archive in either direction.
             direct: control containers without the engine if they are on this host.
         Raises:
@@ -136,6 +142,7 @@ class DockerRuntime:
             on_empty=on_empty,
             image_budget=image_budget,
             pulls=pulls,
+            models=models,
         )
 
     @property
@@ -151,6 +158,7 @@ class DockerRuntime:
             self._release_image(spec.image)
 
     async def _create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> ContainerEnvironment:
+        await self._models.ready(spec)
         try:
             image = await self._image_soon(spec.image)
             deadline = asyncio.get_running_loop().time() + spec.setup_timeout_s
@@ -163,6 +171,7 @@ class DockerRuntime:
             raise RuntimeUnavailable(f"the engine refuses: {refusal.message}") from refusal
         try:
             async with asyncio.timeout_at(deadline):
+                await self._models.serve(environment)
                 await environment.set_up()
         except BaseException as error:
             await environment.close()
@@ -261,7 +270,7 @@ class DockerRuntime:
             AgentChannel(created.connection, self._output_bytes),
             age_s=age_s,
             dispose=self._dispose,
-            cause_of_end=partial(self._cause_of_end, created.handle.container),
+            cause_of_end=partial(cause_of_end, self._engine, created.handle.container),
         )
         self._environments.add(environment)
         self._image_budget.hold(spec.image)
@@ -269,23 +278,9 @@ class DockerRuntime:
 
     def _dispose(self, environment: ContainerEnvironment) -> None:
         self._environments.discard(environment)
+        self._models.forget(environment)
         self._release_image(environment.spec.image)
         self._removal.start(environment.handle.container, after=environment.handle.close())
-
-    async def _cause_of_end(self, container: str) -> str:
-        """Return why a container ended, for people; empty if it runs or the reason is unknown."""
-        try:
-            found = await self._engine.inspect(container)
-        except (EngineRefusal, RuntimeUnavailable):
-            return ""
-        if found is None:
-            return "its container was removed"
-        state = found["State"]
-        if state["Running"]:
-            return ""
-        if state["OOMKilled"]:
-            return "its container ended at its memory limit"
-        return f"its container was ended (exit code {state['ExitCode']})"
 
     async def _try_adopt(self, container: str) -> ContainerEnvironment | None:
         """Return an earlier manager's container as an environment; None if that fails, and remove the container."""
@@ -312,16 +307,13 @@ class DockerRuntime:
         except BaseException:
             await handle.close()
             raise
-        age_s = _age_s(found["State"]["StartedAt"])
-        environment = self._environment(labels[TRAJECTORY], spec, CreatedContainer(handle, connection), age_s)
+        environment = self._environment(
+            labels[TRAJECTORY], spec, CreatedContainer(handle, connection), age_s(found["State"]["StartedAt"])
+        )
         try:
+            await self._models.serve_survivor(environment)
             await environment.adopt()
         except BaseException:
             await environment.close()
             raise
         return environment
-
-
-def _age_s(started: str) -> Seconds:
-    """Return the seconds since the engine started a container, by this host's clock."""
-    return max((dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(started)).total_seconds(), 0.0)

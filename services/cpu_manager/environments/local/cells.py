@@ -23,13 +23,15 @@ from services.cpu_manager.sandbox.usage import pid_of
 from services.cpu_manager.sandbox.walls.freezers import Freezer, Freezers, FreezersV1, FreezersV2
 from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes
-from shared.messages.environments import EnvironmentSpec
+from shared.messages.environments import MODEL_PORT, EnvironmentSpec
 
 _AGENT: Final = "services.cpu_manager.environments.agent.serving"
 _BEGIN_S: Final = 30.0
 _MIB: Final = 1 << 20
 _DATA_SLACK: Final = 64 << 20
 """RLIMIT_DATA lies this much above the memory limit if the watchdog enforces that limit."""
+_SOCKET_BYTES: Final = 64 << 20
+"""Buffers of an environment's TCP sockets, where they are not counted as memory."""
 _EXTRA_PIDS: Final = 1
 """The agent itself."""
 
@@ -42,6 +44,8 @@ class StartedCell:
     zygote: Zygote
     handle: CellHandle
     agent: AgentChannel
+    listener: socket.socket | None
+    """Listener at its loopback address, if its specification asks for its model. Close it to let its namespace end."""
 
 
 class Cells:
@@ -86,7 +90,7 @@ class Cells:
             raise RuntimeUnavailable(f"no cell: {str(error) or 'it did not start'}") from error
 
     async def _start_in(self, slot: Slot, zygote: Zygote, spec: EnvironmentSpec, cores: frozenset[int]) -> StartedCell:
-        pidfd = -1
+        pidfd, passed = -1, list[int]()
         ours, theirs = socket.socketpair()
         try:
             control = self._spawn(slot, zygote, spec)
@@ -95,7 +99,7 @@ class Cells:
                 if descriptors:
                     pidfd = descriptors[0]
                     wire.send(control, wire.pack(self._order(spec, cores)), (theirs.fileno(),))
-                    packet, _ = await transport.receive(control, 0, _BEGIN_S)
+                    packet, passed = await transport.receive(control, 1, _BEGIN_S)
             finally:
                 control.close()
                 theirs.close()
@@ -105,10 +109,13 @@ class Cells:
             handle = CellHandle(pidfd, ours, self._suspension(slot, spec, pidfd, agent, cores))
         except BaseException:
             ours.close()
+            for descriptor in passed:
+                os.close(descriptor)
             self._undo(slot, pidfd)
             raise
         zygote.end_listeners.add(handle.release)
-        return StartedCell(slot, zygote, handle, agent)
+        listener = socket.socket(fileno=passed[0]) if passed else None
+        return StartedCell(slot, zygote, handle, agent, listener)
 
     def _undo(self, slot: Slot, pidfd: int) -> None:
         """End a cell without a handle. It was never frozen, so it dies at once."""
@@ -123,6 +130,8 @@ class Cells:
         joining: tuple[int, ...] = ()
         if slot.group is not None and self._freezers is not None:
             slot.group.set_limits(spec.memory_mb * _MIB, spec.pids + _EXTRA_PIDS)
+            if spec.model:
+                slot.group.limit_socket_memory(min(spec.memory_mb * _MIB, _SOCKET_BYTES))
             if slot.group.name not in self._made:
                 self._made[slot.group.name] = len(self._made), self._freezers.of(slot.group)
             number, freezer = self._made[slot.group.name]
@@ -141,6 +150,7 @@ class Cells:
             cpu_s=0,
             pids=spec.pids,
             counted_pids=0 if grouped else spec.pids,
+            listens=MODEL_PORT if spec.model else 0,
         )
 
     def _suspension(

@@ -12,6 +12,7 @@ from services.cpu_manager.environments.handles import Gone
 from services.cpu_manager.environments.local.cell_handle import CellHandle
 from services.cpu_manager.environments.local.cells import Cells, StartedCell
 from services.cpu_manager.environments.protocol import BadEnvironment, Environment, RuntimeUnavailable
+from services.cpu_manager.forwarder.models import Models, NoModels
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.rungs import Rung
 from shared.messages.environments import LOCAL, EnvironmentSpec
@@ -28,20 +29,24 @@ class LocalRuntime:
 
     name = LOCAL
 
-    def __init__(self, cells: Cells) -> None:
+    def __init__(self, cells: Cells, models: Models) -> None:
         """See `open`."""
         self._cells = cells
+        self._models = models
         self._environments: dict[CellEnvironment, StartedCell] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(AT_ONCE)
         self._closed = False
 
     @classmethod
-    async def open(cls, sandbox: LocalSandbox, *, output_bytes: int = OUTPUT_BYTES) -> Self:
+    async def open(
+        cls, sandbox: LocalSandbox, *, output_bytes: int = OUTPUT_BYTES, models: Models | None = None
+    ) -> Self:
         """Open a runtime on a sandbox, which must be closed later than this.
 
         Args:
             output_bytes: limit for a file or an archive that is sent back.
+            models: access to the models of trajectories; None: environments that ask for it are refused.
         Raises:
             RuntimeUnavailable: this node's walls cannot hold an environment; contains the reason.
         """
@@ -49,11 +54,11 @@ class LocalRuntime:
         if rung is Rung.LANDLOCK:
             raise RuntimeUnavailable(
                 "the landlock rung has no namespaces, so its processes could not be stopped as one,"
-                " nor kept from outliving their manager"
+                " nor kept from outliving their manager, nor reach their model and nothing else"
             )
         _open_more_files()
         try:
-            return cls(Cells(sandbox.cell_resources, output_bytes))
+            return cls(Cells(sandbox.cell_resources, output_bytes), models or NoModels())
         except OSError as error:
             raise RuntimeUnavailable(f"cells of the {rung} rung cannot be frozen: {error}") from error
 
@@ -63,6 +68,8 @@ class LocalRuntime:
             raise RuntimeUnavailable("the runtime is closed")
         if spec.network:
             raise BadEnvironment("a local environment has no network")
+        if spec.model:
+            await self._models.ready()
         deadline = asyncio.get_running_loop().time() + spec.setup_timeout_s
         async with self._room:
             cell = await self._cells.start(spec, cores)
@@ -71,6 +78,8 @@ class LocalRuntime:
         )
         self._environments[environment] = cell
         try:
+            if cell.listener is not None:
+                self._models.serve(trajectory, cell.listener)
             async with asyncio.timeout_at(deadline):
                 await environment.set_up()
         except BaseException as error:
@@ -84,6 +93,8 @@ class LocalRuntime:
 
     def _dispose(self, environment: CellEnvironment) -> None:
         cell = self._environments.pop(environment)
+        if cell.listener is not None:
+            self._models.forget(environment.trajectory)
         task = asyncio.create_task(self._cells.end(cell), name="end of a cell")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

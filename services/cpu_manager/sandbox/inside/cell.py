@@ -45,6 +45,8 @@ class ZygoteContext:
     plan: wire.WallPlan
     filter: Filter
     harnesses: dict[str, Harness]
+    loopback_filter: Filter | None = None
+    """Filter of an environment with a listener at its loopback address; None in zygotes without environments."""
     ruleset: int = -1
     """Descriptor of the programs' Landlock rule set, or -1. A cell on that rung creates it."""
     agent: Callable[[int, int], None] | None = None

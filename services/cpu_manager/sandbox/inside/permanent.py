@@ -11,7 +11,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from services.cpu_manager.sandbox.inside import program, wire
+from services.cpu_manager.sandbox.inside import loopback, program, wire
 from services.cpu_manager.sandbox.walls import syscalls
 
 if TYPE_CHECKING:
@@ -38,13 +38,16 @@ def run_agent(context: ZygoteContext, slot: wire.SlotPlan, control: socket.socke
     os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "PWD"), slot.home))
     for name in _OF_THE_ZYGOTE:
         os.environ.pop(name, None)
+    listener = loopback.listen(start_request.listens) if start_request.listens else None
     folder = -1 if context.plan.control_groups else _own_directory(slot)
     program.drop_privileges(context.plan, slot)
     os.sched_setaffinity(0, start_request.cores)
     program.set_limits(start_request, own=1)  # itself
-    context.filter.install()
+    admitted = context.filter if listener is None else context.loopback_filter
+    assert admitted is not None
+    admitted.install()
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # until it has opened its own files in /proc
-    wire.send(control, wire.STARTED)
+    wire.send(control, wire.STARTED, () if listener is None else (listener.fileno(),))
     control.detach()
     syscalls.close_all_but(0, 1, 2, received[0], *((folder,) if folder >= 0 else ()))
     gc.enable()

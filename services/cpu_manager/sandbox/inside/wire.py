@@ -99,6 +99,9 @@ class StartRequest:
     """Task limit of the program."""
     counted_pids: int
     """RLIMIT_NPROC: the task limit plus what the kernel counts with it; 0 leaves it to the control group."""
+    listens: int = 0
+    """Port at which an environment's network namespace gets a listener before its programs. STARTED then carries its
+    descriptor. 0: none, and no sockets but AF_UNIX."""
 
 
 @dataclass(frozen=True, slots=True)

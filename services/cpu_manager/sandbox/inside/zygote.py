@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Final, NoReturn
 
@@ -68,6 +69,7 @@ def prepare(plan: wire.WallPlan) -> ZygoteContext:
     filter_ = Filter(rules)
     context = ZygoteContext(plan, filter_, harnesses)
     if plan.agent:
+        context.loopback_filter = Filter(replace(rules, loopback=True))
         context.agent = importlib.import_module(plan.agent).serve_descriptor
     del sys.path[0]  # the repository: programs import from the toolchain only
     for name in [name for name in sys.modules if name.partition(".")[0] == "services"]:

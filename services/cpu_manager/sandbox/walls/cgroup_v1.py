@@ -35,6 +35,7 @@ class GroupV1:
     _pids: int = 0
     _swap: bool = False
     _kills: int = 0
+    _socket_limit: int = 0
 
     @classmethod
     def make(cls, parents: dict[str, Path], name: str) -> GroupV1:
@@ -66,6 +67,12 @@ class GroupV1:
             self.pids.write("pids.max", str(pids))
             self._pids = pids
         self.reset_counts()
+
+    def limit_socket_memory(self, limit_bytes: int) -> None:
+        """See `Group.limit_socket_memory`. Raise OSError if this kernel does not count them."""
+        if limit_bytes != self._socket_limit:
+            self.memory.write("memory.kmem.tcp.limit_in_bytes", str(limit_bytes))
+            self._socket_limit = limit_bytes
 
     def reset_counts(self) -> None:
         self.memory.write("memory.max_usage_in_bytes", "0")

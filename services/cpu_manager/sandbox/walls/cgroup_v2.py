@@ -61,6 +61,9 @@ class GroupV2:
             self._pids = pids
         self.reset_counts()
 
+    def limit_socket_memory(self, limit_bytes: int) -> None:
+        """See `Group.limit_socket_memory`. Version 2 counts these buffers as memory."""
+
     def reset_counts(self) -> None:
         self._reset_peak()
         self._kills = self._oom_kills()

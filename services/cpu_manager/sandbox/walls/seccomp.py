@@ -49,6 +49,9 @@ _CLONE: Final = (56, 220)
 _CLONE3: Final = 435
 _SOCKET: Final = (41, 198)
 _SOCKETPAIR: Final = (53, 199)
+_SETSOCKOPT: Final = (54, 208)
+_TCP_ULP: Final = 31
+_SOCK_STREAM: Final = 1
 _SOCK_DGRAM: Final = 2
 _SOCK_RAW: Final = 3
 """For AF_UNIX it means SOCK_DGRAM."""
@@ -60,6 +63,8 @@ _PRLIMIT: Final = (302, 261)
 _SETPRIORITY: Final = (141, 140)
 _PRIO_USER: Final = 2
 _AF_UNIX: Final = 1
+_AF_INET: Final = 2
+_IPPROTO_TCP: Final = 6
 _TIOCSTI: Final = 0x5412
 _TIOCLINUX: Final = 0x541C
 _IOCTL_TYPE: Final = 0xFF00
@@ -82,6 +87,8 @@ class Rules:
     """A control group counts their memory, including kernel memory."""
     stopping: bool = False
     """Environments are stopped by SIGSTOP."""
+    loopback: bool = False
+    """TCP over IPv4 is admitted, in a network namespace that has its loopback device alone."""
 
 
 class _Step(NamedTuple):
@@ -97,6 +104,8 @@ def _fail(number: int) -> _Step:
 
 
 _REFUSE: Final = _fail(errno.EPERM)
+_NO_PROTOCOL_MODULES: Final = _Step(_JUMP_EQUAL, _TCP_ULP, 0, 1), _fail(errno.ENOPROTOOPT)
+"""No protocol above TCP in the kernel (TLS and others). No other level of options has this number."""
 _LEAF: Final = 4
 
 
@@ -124,12 +133,42 @@ def _sockets(column: int, rules: Rules) -> list[_Step]:
     no_family = _fail(errno.EAFNOSUPPORT)
     family = _Step(_JUMP_EQUAL, _AF_UNIX, 1, 0)
     pair = _when_argument(_SOCKETPAIR[column], 0, family, no_family)
+    if rules.loopback:
+        return [*_unix_or_tcp(_SOCKET[column]), *pair, *_when_argument(_SETSOCKOPT[column], 2, *_NO_PROTOCOL_MODULES)]
     if rules.namespaces:
         return [*_when_argument(_SOCKET[column], 0, family, no_family), *pair]
     steps = [_Step(_JUMP_EQUAL, _SOCKET[column], 0, 1), no_family, *pair]
     for kind in (_SOCK_DGRAM, _SOCK_RAW):
         steps += _when_masked(_SOCKETPAIR[column], 1, _SOCK_TYPE, kind, _fail(errno.EPROTONOSUPPORT))
     return steps
+
+
+def _unix_or_tcp(number: int) -> list[_Step]:
+    """Allow AF_UNIX, and AF_INET with the type of a stream and TCP as its protocol.
+
+    Everything else is as if the kernel did not have it: programs try IPv6, datagrams and netlink, and go on without.
+    """
+    no_family, no_type = _fail(errno.EAFNOSUPPORT), _fail(errno.EPROTONOSUPPORT)
+    inet = [
+        _Step(_LOAD, _argument(1)),
+        _Step(_AND, _SOCK_TYPE),
+        _Step(_JUMP_EQUAL, _SOCK_STREAM, 1, 0),
+        no_type,
+        _Step(_LOAD, _argument(2)),
+        _Step(_JUMP_EQUAL, 0, 2, 0),
+        _Step(_JUMP_EQUAL, _IPPROTO_TCP, 1, 0),
+        no_type,
+    ]
+    reload = _Step(_LOAD, _NR)
+    family = [
+        _Step(_LOAD, _argument(0)),
+        _Step(_JUMP_EQUAL, _AF_UNIX, 2 + len(inet), 0),
+        _Step(_JUMP_EQUAL, _AF_INET, 1, 0),
+        no_family,
+        *inet,
+        reload,
+    ]
+    return [_Step(_JUMP_EQUAL, number, 0, len(family)), *family]
 
 
 def _by_argument(column: int, rules: Rules) -> list[_Step]:

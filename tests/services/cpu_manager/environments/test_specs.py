@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shared.api.trajectories import TrajectoryRequest
-from shared.messages.environments import MOST_VALUE
+from shared.messages.environments import MOST_VALUE, EnvironmentSpec
 from shared.runtime.errors import BadRequest
 from shared.runtime.validation import decoded
 
@@ -37,3 +37,8 @@ def test_text_that_no_program_can_be_given_is_refused(environment: dict[str, Any
 @pytest.mark.parametrize("value", ["", "\n", "grün\n\n", "two\nlines", "\x01\x7f\ufffd", "x" * MOST_VALUE])
 def test_any_other_text_is_a_value(value: str) -> None:
     assert opened(env={"A": value}).environment.env == {"A": value}
+
+
+def test_an_environment_that_asks_for_no_model_is_encoded_as_before() -> None:
+    assert msgspec.json.encode(EnvironmentSpec()) == b"{}"
+    assert msgspec.json.encode(EnvironmentSpec(model=True)) == b'{"model":true}'

@@ -10,7 +10,7 @@ import pytest
 
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import Exit, Limits, PythonJob
-from tests.services.cpu_manager.sandbox.cells import CORE, nothing_left, processes_of
+from tests.services.cpu_manager.sandbox.cells import CORE, describe, nothing_left, processes_of
 from tests.shared.bus.soon import soon
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -323,10 +323,15 @@ async def test_a_deep_tree_stops_no_watchdog(own_cells: OwnCells) -> None:
 async def test_a_program_runs_although_waiting_cells_were_killed(sandbox: LocalSandbox, own_cells: OwnCells) -> None:
     await own_cells.run("pass")
     await own_cells.run("pass")
-    for pid in await own_cells.inits():
+    inits = await own_cells.inits()
+    for pid in inits:
         os.kill(pid, signal.SIGKILL)
-    for waiting in processes_of(sandbox)[2]:  # on the Landlock rung nothing ends them with their init
-        os.kill(waiting, signal.SIGKILL)
+    waiting = set(processes_of(sandbox)[2])
+    for pid in waiting:  # on the Landlock rung nothing ends them with their init
+        os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(30):  # else the program may begin in one that is about to end, and end with it
+        while any(describe(pid) is not None for pid in inits | waiting):  # noqa: ASYNC110  # processes of others
+            await asyncio.sleep(0.01)
     assert (await own_cells.run("print(1)")).stdout == b"1\n"
 
 

@@ -5,6 +5,7 @@ The calls are those of `literal_calls`, which imports nothing from the sandbox.
 
 import errno
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -131,6 +132,42 @@ class TestFilter:
         for call in (_SOCKET[machine], _SOCKETPAIR[machine]):
             assert answer(machine, call, 1, 1) == _ALLOW
             assert answer(machine, call, family, 1) == error(errno.EAFNOSUPPORT)
+
+    @pytest.mark.parametrize("family", [0, 10, 16, 17, 38, 40])
+    def test_an_environment_with_a_listener_has_tcp_over_ipv4_beside_unix_sockets(
+        self, machine: str, family: int
+    ) -> None:
+        rules, socket = Rules(namespaces=True, loopback=True), _SOCKET[machine]
+        for flags in (0, 0o2000000, 0o4000):
+            for protocol in (0, 6):
+                assert answer(machine, socket, 2, 1 | flags, protocol, rules=rules) == _ALLOW
+            for protocol in (1, 17, 132, 255, 262):  # SCTP, MPTCP and others
+                assert answer(machine, socket, 2, 1 | flags, protocol, rules=rules) == error(errno.EPROTONOSUPPORT)
+            for kind in (2, 3, 4, 5, 10):
+                assert answer(machine, socket, 2, kind | flags, 0, rules=rules) == error(errno.EPROTONOSUPPORT)
+            assert answer(machine, socket, family, 1 | flags, rules=rules) == error(errno.EAFNOSUPPORT)
+            for kind in (1, 2, 5):
+                assert answer(machine, socket, 1, kind | flags, rules=rules) == _ALLOW
+        for call in (2, family):
+            assert answer(machine, _SOCKETPAIR[machine], call, 1, rules=rules) == error(errno.EAFNOSUPPORT)
+        assert answer(machine, _SOCKETPAIR[machine], 1, 1, rules=rules) == _ALLOW
+
+    def test_such_an_environment_has_no_protocols_above_tcp_in_the_kernel(self, machine: str) -> None:
+        rules, setsockopt = Rules(namespaces=True, loopback=True), {"x86_64": 54, "aarch64": 208}[machine]
+        assert answer(machine, setsockopt, 3, 6, 31, rules=rules) == error(errno.ENOPROTOOPT)
+        assert answer(machine, setsockopt, 3, 6, 1, rules=rules) == _ALLOW
+        assert answer(machine, setsockopt, 3, 6, 31) == _ALLOW
+
+    @pytest.mark.parametrize("rung_letter", ["G", "N"])
+    def test_such_a_filter_differs_in_nothing_else(self, machine: str, rung_letter: str) -> None:
+        rules = RULES[rung_letter]
+        other = replace(rules, loopback=True)
+        steps, others = (list(struct.iter_unpack("=HBBI", seccomp.assemble(machine, one))) for one in (rules, other))
+        for number in range(_LAST):
+            for first in (0, 1, 2, 17, 0x10000000):
+                data = struct.pack("=IIQ6Q", number, _ARCH[machine], 0, first, 1, 0, 0, 0, 0)
+                if (number, first) != (_SOCKET[machine], 2):
+                    assert walk(steps, data) == walk(others, data), (number, first)
 
     def test_without_namespaces_there_are_only_pairs_that_stay_pairs(self, machine: str) -> None:
         rules = RULES["L"]

@@ -29,8 +29,10 @@ class ActingEnvironment:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def making(cls, runtime: DockerRuntime, image: str, **spec: Any) -> AsyncIterator[Self]:
-        trajectory = f"t{next(_numbers)}"
+    async def making(
+        cls, runtime: DockerRuntime, image: str, *, trajectory: str = "", **spec: Any
+    ) -> AsyncIterator[Self]:
+        trajectory = trajectory or f"t{next(_numbers)}"
         environment = await runtime.create(trajectory, EnvironmentSpec(image=image, **spec), CORE)
         try:
             yield cls(environment)

@@ -10,10 +10,12 @@ import msgspec
 from services.cpu_manager.environments.protocol import ActEnd, Environment
 from services.cpu_manager.kinds import IN_ENVIRONMENTS
 from shared.messages.environments import EnvironmentSpec
+from tests.services.cpu_manager.environments.models import CALL
 
 CORES = sorted(os.sched_getaffinity(0))
 CORE = frozenset(CORES[:1])
 SMALL = EnvironmentSpec(memory_mb=256, disk_mb=64, pids=64)
+WITH_MODEL = EnvironmentSpec(memory_mb=256, disk_mb=64, pids=64, model=True)
 
 
 async def act(
@@ -29,6 +31,18 @@ async def output_of(environment: Environment, line: str, *, cores: frozenset[int
     end = await act(environment, "bash", line=line, cores=cores)
     assert end.passed, end
     return str(end.output["output"]).rstrip("\n")
+
+
+async def run(environment: Environment, program: str) -> ActEnd:
+    """Run a Python program that may call its model."""
+    return await act(environment, "exec", argv=["python3", "-c", CALL + program])
+
+
+async def printed(environment: Environment, program: str) -> str:
+    """Return what a program prints that must succeed."""
+    end = await run(environment, program)
+    assert end.passed, end
+    return str(end.output["stdout"]).rstrip("\n")
 
 
 async def in_background(environment: Environment, mark: str, code: str = "while True: pass") -> None:

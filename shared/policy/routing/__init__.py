@@ -1,0 +1,1 @@
+"""Routing of model calls to inference workers."""

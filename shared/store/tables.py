@@ -7,12 +7,14 @@ from typing import Any
 
 from sqlalchemy import (
     ARRAY,
+    REAL,
     BigInteger,
     CheckConstraint,
     Column,
     DateTime,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Identity,
     Index,
     Integer,
@@ -117,4 +119,37 @@ ANSWERS = Table(
     Column("expires_at", UnixSeconds, nullable=False),
     Index("answers_batch_idx", "batch", "ms", "seq", postgresql_where=text("batch <> ''")),
     Index("answers_expires_at_idx", "expires_at"),
+)
+
+TOKEN_TRAJECTORIES = Table(
+    "token_trajectories",
+    METADATA,
+    Column("trajectory", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("expires_at", UnixSeconds, nullable=False),
+    Index("token_trajectories_expires_at_idx", "expires_at"),
+)
+
+TOKEN_CALLS = Table(
+    "token_calls",
+    METADATA,
+    Column("trajectory", Text, ForeignKey("token_trajectories.trajectory", ondelete="CASCADE"), primary_key=True),
+    Column("serial", Integer, primary_key=True),
+    Column("call", Text, nullable=False),
+    Column("extends", Integer),
+    Column("kept", Integer, nullable=False),
+    Column("prompt", ARRAY(Integer, dimensions=1), nullable=False),
+    Column("output", ARRAY(Integer, dimensions=1), nullable=False),
+    Column("logprobs", ARRAY(REAL, dimensions=1)),
+    Column("details", JSONB, nullable=False),
+    Column("head_length", Integer),
+    Column("head_digest", LargeBinary),
+    Column("created_at", UnixSeconds, nullable=False),
+    ForeignKeyConstraint(
+        ["trajectory", "extends"],
+        ["token_calls.trajectory", "token_calls.serial"],
+        name="token_calls_extends_fkey",
+        ondelete="CASCADE",
+    ),
+    CheckConstraint("extends < serial", name="extends"),
 )

@@ -29,6 +29,7 @@ from services.proxy.records.registries import Registries
 from services.proxy.records.rollouts import Rollouts
 from services.proxy.records.store import Store
 from services.proxy.records.task_registry import TaskRegistry
+from services.proxy.records.token_records import TokenRecords
 from services.proxy.records.trajectory_service import TrajectoryService
 from services.proxy.records.waiters import Waiters
 from services.proxy.routes import BARE_ROUTES, DESCRIPTION, ROUTERS, LifespanState, readiness
@@ -36,6 +37,7 @@ from services.proxy.settings import ProxySettings
 from services.proxy.state import ProxyState
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock, connect, with_retries
+from shared.bus.router_keys import ModelKeys
 from shared.policy.elastic import scheduling
 from shared.runtime import log
 from shared.runtime.app import build_app, problem_response
@@ -86,6 +88,15 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             intake = Intake(
                 redis, max_journal=settings.max_journal, limit_s=settings.submit_retry_s, disk=disk, memory=memory
             )
+            trajectories = TrajectoryService(
+                redis,
+                ids,
+                registries,
+                await ModelKeys.load(redis),
+                most=settings.max_trajectories,
+                keep_s=settings.keep_trajectory_s,
+                disk=disk,
+            )
             proxy = ProxyState(
                 settings=settings,
                 redis=redis,
@@ -109,9 +120,8 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                     keep_deleted_s=settings.keep_deleted_s,
                 ),
                 rollouts=Rollouts(redis, clock),
-                trajectories=TrajectoryService(
-                    redis, ids, registries, most=settings.max_trajectories, keep_s=settings.keep_trajectory_s, disk=disk
-                ),
+                trajectories=trajectories,
+                tokens=TokenRecords(archive, trajectories),
                 leadership=leadership,
                 leases=LeaseService(
                     redis,

@@ -19,6 +19,7 @@ from services.proxy.records.lease_service import LeaseService
 from services.proxy.records.rollouts import Rollouts
 from services.proxy.records.store import Store
 from services.proxy.records.task_registry import TaskRegistry
+from services.proxy.records.token_records import TokenRecords
 from services.proxy.records.trajectory_service import TrajectoryService
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
@@ -50,6 +51,7 @@ class ProxyState:
     batches: BatchService
     rollouts: Rollouts
     trajectories: TrajectoryService
+    tokens: TokenRecords
     leadership: Leadership
     leases: LeaseService
     bodies: Bodies

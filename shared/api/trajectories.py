@@ -9,7 +9,12 @@ import msgspec
 from shared.api.requests import Closed, RequestId
 from shared.kinds.formulation import Duration, Name, QuotaAmounts, Scaling, Units
 from shared.messages.environments import EnvironmentSpec
+from shared.runtime.patterns import FIELD, whole
 
+Sampling = Annotated[
+    dict[Annotated[str, msgspec.Meta(pattern=whole(FIELD))], Any],
+    msgspec.Meta(max_length=32),
+]
 Group = Annotated[str, msgspec.Meta(max_length=200)]
 Priority = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 TrajectoryState = Literal["open", "closed", "expired", "lost"]
@@ -37,6 +42,12 @@ class TrajectoryRequest(Closed, frozen=True, kw_only=True):
     """Your own id. A repeat with the same id and body returns the same trajectory."""
     node_class: Name = "default"
     """Class of the nodes that may have its environment."""
+    sampling: Sampling | msgspec.UnsetType = msgspec.UNSET
+    """Fields that a call of its model gets where it has none: {"temperature": 1.0, "max_tokens": 2048}. Agents often
+    send neither."""
+    record: Literal["tokens"] | msgspec.UnsetType = msgspec.UNSET
+    """`tokens`: the ids and log-probabilities of its model calls are recorded, for `GET
+    /v1/trajectories/{trajectory}/tokens`. A call's answer ends when its record is durable."""
 
 
 class TrajectoryChange(Closed, frozen=True, kw_only=True):
@@ -74,6 +85,15 @@ class TrajectoryAction(Closed, frozen=True, kw_only=True):
     """Seconds by which it goes later in the order, negative for earlier. That of its trajectory is added."""
 
 
+class ModelAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """Access to the model of one trajectory, for an agent."""
+
+    base_url: str
+    """OpenAI's base URL. Anthropic's is without `/v1`."""
+    api_key: str
+    """Key of this address alone. It is refused after the trajectory has ended."""
+
+
 class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True):
     """Status of a trajectory. Times are Unix seconds."""
 
@@ -97,6 +117,10 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None
     priority: float = 0.0
     """Newest priority; 0 until it is changed."""
+    record: Literal["tokens"] | None = None
+    """What is recorded of its model calls."""
+    model: ModelAccess | None = None
+    """Access to its model. Only in the answer that opens it, and null if no trajectory router runs."""
 
 
 class TrajectoryList(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +133,7 @@ TRAJECTORY_TYPES: tuple[type[Any], ...] = (
     TrajectoryRequest,
     TrajectoryChange,
     TrajectoryAction,
+    ModelAccess,
     TrajectoryView,
     TrajectoryList,
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-from shared.messages import actions, batches, environments, nodes, outcomes, quotas
+from shared.messages import actions, batches, environments, nodes, outcomes, quotas, routing
 
 
 class Role(StrEnum):
@@ -23,6 +23,8 @@ class Role(StrEnum):
     """Plans. While no process has this role, the leader adds a zero-queue rule to the targets (`Pool.wanted`)."""
     ARCHIVER = "archiver"
     """Moves answers to Postgres. The lease only saves work."""
+    ROUTER = "router"
+    """Admits model calls to inference workers."""
 
 
 # ---- of one action ---------------------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ def trajectory(name: str) -> str:
 
     state (open, closed, expired, lost), reason, digest, lifetime_s, keep_s, opened_ms, active_ms, ended_ms,
     node: where its environment was placed; tenant, task, batch, group, request, class: of nodes; spec: msgpack;
-    priority, if it was changed.
+    priority, if it was changed; sampling of its model calls, JSON, if it has some.
     """
     return f"trajectory:{name}"
 
@@ -263,6 +265,16 @@ ARCHIVED: Final = "archived"
 """Sorted set: `tenant/batch` by the number of its compact ids; rows of these batches are in Postgres."""
 EXPIRING: Final = "expiring"
 """Sorted set: minutes (Unix) in which compact ids of actions outside batches expire."""
+WORKERS: Final = "workers"
+"""Hash: inference worker -> the worker as registered, JSON."""
+WORKER_VIEWS: Final = "workers:views"
+"""String: what each inference worker does, JSON, as the leader of the routers sees it. Ten seconds."""
+ROUTER_PINS: Final = "router:pins"
+"""Hash: trajectory -> its inference worker, while it is used."""
+ROUTERS: Final = "routers"
+"""Sorted set: `<replica> <address>` of the trajectory router's replicas, by the time (ms) until which each is alive."""
+ROUTING: Final = routing.ROUTING.name
+"""Stream: messages between replicas of the trajectory router; bounded."""
 IDS: Final = "ids"
 """Hash: key: of derived ids; older_until_ms: until when ids of older versions are looked up."""
 MESH: Final = "mesh"

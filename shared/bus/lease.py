@@ -40,3 +40,8 @@ class Lease:
 async def is_held(redis: Redis, role: Role) -> bool:
     """Return whether a process has the role."""
     return bool(await command(redis, "EXISTS", keys.leader(role)) == 1)
+
+
+async def read_epoch(redis: Redis, role: Role) -> Epoch:
+    """Return the epoch of the newest holder of a role; 0 if there was none."""
+    return int(await command(redis, "GET", keys.epoch(role)) or 0)

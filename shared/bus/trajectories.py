@@ -90,6 +90,8 @@ class TrajectoryRecord(NamedTuple):
     active_at: float
     ended_at: float | None
     priority: float = 0.0
+    record: str = ""
+    """`tokens`: those of its model calls are recorded."""
 
 
 _INDEXES = (keys.TRAJECTORIES_OPEN, keys.TRAJECTORIES_DUE, keys.TRAJECTORIES_ENDED)
@@ -284,4 +286,5 @@ def _record(name: str, fields: dict[bytes, bytes]) -> TrajectoryRecord:
         active_at=int(fields[b"active_ms"]) / 1000,
         ended_at=int(fields[b"ended_ms"]) / 1000 if b"ended_ms" in fields else None,
         priority=float(fields.get(b"priority", b"0")),
+        record=fields.get(b"record", b"").decode(),
     )

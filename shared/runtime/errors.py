@@ -69,8 +69,19 @@ class MalformedRequest(TreadleError):
 
 
 @dataclass(eq=False)
+class Unauthorized(TreadleError):
+    """The request has no key, or another one."""
+
+    slug, title, status = "unauthorized", "Unauthorized", 401
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(eq=False)
 class Forbidden(TreadleError):
-    """The request may come from a browser, on behalf of a foreign page."""
+    """The caller may not do this: it is a foreign page in a browser, no operator, or its key has ended."""
 
     slug, title, status = "forbidden", "Forbidden", 403
     what: str
@@ -192,6 +203,17 @@ class Unavailable(TreadleError):
 
 
 @dataclass(eq=False)
+class BadGateway(TreadleError):
+    """An inference engine has broken its answer off. A repeat may succeed."""
+
+    slug, title, status = "bad-gateway", "Bad gateway", 502
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(eq=False)
 class DeadlineMissed(TreadleError):
     """The deadline has passed, or is predicted to pass, before the answer."""
 
@@ -209,6 +231,7 @@ PROBLEMS: dict[str, type[TreadleError]] = {
         TreadleError,
         BadRequest,
         MalformedRequest,
+        Unauthorized,
         Forbidden,
         NotFound,
         Conflict,
@@ -219,6 +242,7 @@ PROBLEMS: dict[str, type[TreadleError]] = {
         Overloaded,
         TooLarge,
         Unavailable,
+        BadGateway,
         DeadlineMissed,
     )
 }

@@ -19,6 +19,7 @@ WITHOUT_NUL: Final = r"^[^\x00]*$"
 HEADER: Final = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$"
 CONTENT_TYPE: Final = r"^[A-Za-z0-9!#$&^_.+/;= -]{1,128}$"
 POINTER: Final = r"^(/.*)?$"
+FIELD: Final = r"^[a-z_]{1,64}$"
 STATUS_RANGE: Final = r"^[1-5][0-9][0-9]-[1-5][0-9][0-9]$"
 
 WORDS: Final = {
@@ -32,6 +33,7 @@ WORDS: Final = {
     HEADER: "1 to 128 letters, digits and '!#$%&'*+.^_`|~-': the name of a header",
     CONTENT_TYPE: "a media type such as application/json, of at most 128 characters",
     POINTER: "a JSON pointer such as /choices/0/text, or empty",
+    FIELD: "1 to 64 small letters and '_': the name of a field",
     STATUS_RANGE: "two statuses such as 500-599",
 }
 """Pattern -> what it allows."""

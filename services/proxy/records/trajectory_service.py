@@ -15,17 +15,21 @@ from services.proxy.records.ids import Ids, random_id
 from services.proxy.records.intake import NO_TRAJECTORY, trajectory_ended
 from services.proxy.records.registries import Registries
 from shared.api.trajectories import (
+    ModelAccess,
     TrajectoryAction,
     TrajectoryChange,
     TrajectoryRequest,
     TrajectoryState,
     TrajectoryView,
 )
-from shared.bus import trajectories
+from shared.bus import trajectories, workers
 from shared.bus.batches import batch_tenant
 from shared.bus.connection import with_retries
+from shared.bus.router_keys import ModelKeys
+from shared.bus.routers import RouterAddress
 from shared.bus.trajectories import OpenedTrajectory
 from shared.messages.actions import ActionSubmitted
+from shared.messages.routing import ModelTrajectoryClosed
 from shared.runtime.errors import BadRequest, Conflict, NotFound, Overloaded
 from shared.runtime.units import Seconds
 
@@ -37,13 +41,22 @@ LOOKED_AT = 256
 """Records read in one round trip for a list."""
 
 _encode = msgspec.msgpack.Encoder().encode
+_json = msgspec.json.Encoder().encode
 
 
 class TrajectoryService:
     """The trajectories of the mesh, as this replica sees them."""
 
     def __init__(
-        self, redis: Redis, ids: Ids, registries: Registries, *, most: int, keep_s: Seconds, disk: StoreDisk
+        self,
+        redis: Redis,
+        ids: Ids,
+        registries: Registries,
+        model_keys: ModelKeys,
+        *,
+        most: int,
+        keep_s: Seconds,
+        disk: StoreDisk,
     ) -> None:
         """`most`: open at once in the whole mesh; `keep_s`: retention of a record after its end.
 
@@ -55,6 +68,8 @@ class TrajectoryService:
         self._disk = disk
         self._most = most
         self._keep_s = keep_s
+        self._model_keys = model_keys
+        self._routers = RouterAddress(redis)
         self._opened: dict[str, OpenedTrajectory] = {}
 
     async def open(self, tenant: str, request: TrajectoryRequest) -> tuple[TrajectoryView, bool]:
@@ -80,6 +95,10 @@ class TrajectoryService:
         fields = {"tenant": tenant, "task": request.task or "", "group": request.group, "request": asked or ""}
         if request.batch:
             fields["batch"] = request.batch
+        if request.sampling:
+            fields["sampling"] = _json(request.sampling).decode()
+        if request.record:
+            fields["record"] = request.record
         shortage = self._disk.shortage()
 
         async def attempt() -> trajectories.TrajectoryOpeningResult:
@@ -102,7 +121,15 @@ class TrajectoryService:
             raise short_of_disk(shortage)
         if code == "full":
             raise Overloaded(what=f"{self._most} trajectories are open; close those that are done", retry_after_s=5.0)
-        return await self.view(known), code == "opened"
+        opened = await self.view(known)
+        return msgspec.structs.replace(opened, model=await self._model_access(known)), code == "opened"
+
+    async def _model_access(self, trajectory: str) -> ModelAccess | None:
+        """Return access to the trajectory's model; None if no router runs."""
+        url = await self._routers.address()
+        if url is None:
+            return None
+        return ModelAccess(base_url=f"{url}/r/{trajectory}/v1", api_key=self._model_keys.of(trajectory))
 
     async def view(self, trajectory: str) -> TrajectoryView:
         """Return a trajectory's current state.
@@ -156,7 +183,10 @@ class TrajectoryService:
 
         if not await with_retries(attempt, what="closing a trajectory", limit_s=RETRY_LIMIT_S):
             raise unknown(trajectory)
-        return await self.view(trajectory)
+        closed = await self.view(trajectory)
+        if await self._routers.address() is not None:
+            await workers.publish(self._redis, ModelTrajectoryClosed(trajectory=trajectory, tenant=closed.tenant))
+        return closed
 
     async def action(self, trajectory: str, request: TrajectoryAction) -> ActionSubmitted:
         """Return one of its actions as the journal stores it. The submission checks whether the trajectory is open.
@@ -237,4 +267,5 @@ def _view(record: trajectories.TrajectoryRecord) -> TrajectoryView:
         active_at=record.active_at,
         ended_at=record.ended_at,
         priority=record.priority,
+        record="tokens" if record.record == "tokens" else None,
     )

@@ -32,9 +32,9 @@ Play = Callable[[Granted, dict[str, Any]], dict[str, Any] | None]
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, *, grace_s: int | None = None) -> AsyncIterator[str]:
+async def serving(app: FastAPI, *, grace_s: int | None = None, port: int = 0) -> AsyncIterator[str]:
     """The app's address while it is served. `grace_s`: time for which a stopping server waits for its calls."""
-    config = uvicorn.Config(app, port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=grace_s)
+    config = uvicorn.Config(app, port=port, log_config=None, lifespan="on", timeout_graceful_shutdown=grace_s)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     try:

@@ -10,6 +10,7 @@ from services.proxy.http.openapi.schemas import Schema, nullable, object_of, ref
 from services.proxy.http.swerex.acting import MOST_REQUEST_ID
 from services.proxy.http.swerex.forms import FORMS, RAISED, BashAction, BashInterruptAction
 from services.proxy.http.trajectories import MOST_LISTED, STATES
+from shared.api.tokens import TOKEN_TYPES
 from shared.api.trajectories import TRAJECTORY_TYPES
 from shared.kinds.registry import all_kinds
 from shared.messages.environments import EnvironmentSpec
@@ -187,7 +188,9 @@ def trajectory_schemas() -> dict[str, Schema]:
     """Bodies of these routes, and the parameters of every environment kind."""
     actions = (BashAction, BashInterruptAction)
     kinds = all_kinds().in_environments
-    schemas = struct_schemas((*TRAJECTORY_TYPES, EnvironmentSpec, *parameter_types(kinds), *FORMS, *actions))
+    schemas = struct_schemas(
+        (*TRAJECTORY_TYPES, *TOKEN_TYPES, EnvironmentSpec, *parameter_types(kinds), *FORMS, *actions)
+    )
     write_costs(schemas["TrajectoryAction"])
     schemas["TrajectoryAction"], members = variants(schemas["TrajectoryAction"], kinds)
     schemas["TrajectoryView"]["properties"]["environment"] = ref("EnvironmentSpec")

@@ -23,8 +23,8 @@ STAGE_FIELDS = (
     "`timeout_score`, `error_score`, `exception_score`, `worker_cost`"
 )
 ENVIRONMENT_FIELDS = (
-    "`image`, `memory_mb`, `disk_mb`, `pids`, `env`, `setup`, `setup_timeout_s`, `workdir`, `network`, `read_only`, "
-    "`idle_s`, `lifetime_s`"
+    "`image`, `memory_mb`, `disk_mb`, `pids`, `env`, `setup`, `setup_timeout_s`, `workdir`, `network`, `model`, "
+    "`read_only`, `idle_s`, `lifetime_s`"
 )
 REWARD_FIELDS = "`batch`, `task`, `request_id`, `params`, `stage_params`, `priority`"
 ELASTICITIES = '{"1": 1.0, "4": 0.8}, {"model": "amdahl", "serial": s}, or {"model": "power", "exponent": e}'

@@ -1,0 +1,1 @@
+"""The trajectory router: an OpenAI-compatible front to inference engines."""

@@ -1,0 +1,148 @@
+"""Requests to inference engines: one HTTP request each, whose answer is read in parts as they arrive.
+
+Nothing is retried here, no redirect is followed, and nothing is decompressed. There is no limit on the time of an
+answer: only its caller's deadline ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+Header = tuple[bytes, bytes]
+"""Name in lower case, and value."""
+HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""Headers of one connection (RFC 9110, 7.6.1), which are not passed on."""
+OURS: Final = frozenset({b"host", b"content-length", b"expect", b"treadle-tenant"})
+"""Headers of a request that are written anew or are not for engines."""
+LARGE_BYTES: Final = 1 << 18
+MOST_LINE: Final = 64 << 10
+"""Bytes of one header of an answer."""
+
+
+class Unreachable(Exception):
+    """No byte of an answer's body came: the engine did not take the call, or has ended."""
+
+
+class AnswerBroken(Exception):
+    """The engine broke its answer off after it had begun."""
+
+
+class StreamedAnswer:
+    """An answer whose first bytes have arrived, or which has none."""
+
+    __slots__ = ("_content", "_response", "first", "headers", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse, first: bytes) -> None:
+        self._response = response
+        self._content = response.content
+        self.status = response.status
+        self.headers: list[Header] = [
+            (name.lower(), value) for name, value in response.raw_headers if name.lower() not in HOP_BY_HOP
+        ]
+        self.first = first
+        """First bytes of the body; empty: it has none."""
+
+    async def next(self) -> bytes:
+        """Return further bytes of the body as they arrive; empty at its end.
+
+        Raises:
+            AnswerBroken: the engine has broken off.
+        """
+        try:
+            return await self._content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise AnswerBroken(type(error).__name__) from error
+
+    def close(self) -> None:
+        """End the request. If its answer is not complete, the connection is closed, so that the engine aborts it."""
+        self._response.close()
+
+
+class StreamClient:
+    """Connections to inference engines."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def request(
+        self, method: str, url: str, headers: Sequence[Header], body: bytes | AsyncIterator[bytes] | None
+    ) -> StreamedAnswer:
+        """Send a request, and return its answer when the first bytes of its body have arrived.
+
+        A body in parts is sent as they arrive.
+
+        Raises:
+            Unreachable: no byte of a body came.
+        """
+        fields = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+        try:
+            response = await self._session.request(
+                method, URL(url, encoded=True), headers=fields, data=_sent(body), allow_redirects=False
+            )
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unreachable(type(error).__name__) from error
+        try:
+            first = await response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            response.close()
+            raise Unreachable(type(error).__name__) from error
+        except asyncio.CancelledError:
+            response.close()
+            raise
+        return StreamedAnswer(response, first)
+
+
+def _sent(body: bytes | AsyncIterator[bytes] | None) -> bytes | AsyncIterator[bytes] | io.BytesIO | None:
+    """Return a body as aiohttp takes it: a large one in parts, so that it does not block the event loop."""
+    return io.BytesIO(body) if isinstance(body, bytes) and len(body) > LARGE_BYTES else body
+
+
+def passed_headers(headers: Sequence[Header], drop: frozenset[bytes] = frozenset()) -> list[Header]:
+    """Return the headers of a client's request that an engine gets."""
+    return [
+        (name, value) for name, value in headers if name not in HOP_BY_HOP and name not in OURS and name not in drop
+    ]
+
+
+@asynccontextmanager
+async def open_streams(*, connect_s: float, key: str = "") -> AsyncIterator[StreamClient]:
+    """Open connections to engines for as long as the context lasts.
+
+    Args:
+        connect_s: limit of one connection.
+        key: sent as `Authorization: Bearer` where a call has none; empty: none.
+    """
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, use_dns_cache=True, ttl_dns_cache=10)
+    async with aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=connect_s),
+        auto_decompress=False,
+        trust_env=False,
+        raise_for_status=False,
+        max_line_size=MOST_LINE,
+        max_field_size=MOST_LINE,
+        skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
+        headers={"authorization": f"Bearer {key}"} if key else None,
+    ) as session:
+        yield StreamClient(session)

@@ -26,6 +26,7 @@ COMMANDS = {
     "repair": "Cut a damaged file of Valkey back to its last whole command.",
     "tenants": "Show and set the weights of tenants.",
     "quota": "Show, watch and set quotas: slots and rates of external APIs.",
+    "workers": "Show, add, drain and remove inference engines behind the trajectory router.",
     "grade": "Grade a file of programs or answers as one batch.",
     "demo": "Grade HumanEval's references and mutants of them on a stack of your own.",
     "bench": "Measure what the mesh costs, beside its targets and its peers.",

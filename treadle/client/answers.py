@@ -251,6 +251,15 @@ class BulkReceipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     rejected: list[Rejection]
 
 
+class ModelAccess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Access to the model of one trajectory, for an agent."""
+
+    base_url: str
+    """OpenAI's base URL. Anthropic's is without `/v1`."""
+    api_key: str
+    """Key of this address alone. It is refused after the trajectory has ended."""
+
+
 class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Status of a trajectory. Times are Unix seconds."""
 
@@ -271,8 +280,12 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Time at which its last action was submitted."""
     ended_at: float | None
     batch: str | None = None
+    model: ModelAccess | None = None
+    """Access to its model. Only in the answer that opens it, and null if no trajectory router runs."""
     priority: float = 0.0
     """Newest priority; 0 until it is changed."""
+    record: Literal["tokens"] | str | None = None
+    """What is recorded of its model calls."""
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

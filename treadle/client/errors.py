@@ -40,8 +40,14 @@ class MalformedRequest(TreadleError):
     slug = "malformed-request"
 
 
+class Unauthorized(TreadleError):
+    """The key of the request is missing or wrong."""
+
+    slug = "unauthorized"
+
+
 class Forbidden(TreadleError):
-    """The host or origin of the request is not allowed."""
+    """The host or origin of the request is not allowed, or its key has ended."""
 
     slug = "forbidden"
 
@@ -100,6 +106,12 @@ class DeadlineMissed(TreadleError):
     slug = "deadline-missed"
 
 
+class BadGateway(TreadleError):
+    """An inference engine has broken its answer off."""
+
+    slug = "bad-gateway"
+
+
 class InvalidUrl(TreadleError, ValueError):
     """The address of the proxy is not one of a server."""
 
@@ -140,6 +152,7 @@ BY_SLUG: dict[str, type[TreadleError]] = {
         TreadleError,
         BadRequest,
         MalformedRequest,
+        Unauthorized,
         Forbidden,
         NotFound,
         Conflict,
@@ -148,6 +161,7 @@ BY_SLUG: dict[str, type[TreadleError]] = {
         LeaseLost,
         Fenced,
         TooLarge,
+        BadGateway,
         DeadlineMissed,
         Overloaded,
         Unavailable,

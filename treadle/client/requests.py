@@ -186,6 +186,10 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Seconds after its first action until it ends, also while it is used."""
     memory_mb: int = 1024
     """Held on its node until it ends. A process that asks for more is ended."""
+    model: bool = False
+    """It reaches the model of its trajectory at http://127.0.0.1:14747, without a key. The variables OPENAI_BASE_URL,
+    OPENAI_API_BASE, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY of its commands are set for that. With
+    `network` false it reaches nothing else."""
     network: bool = False
     """It may reach the network. A `local` environment never may."""
     pids: int = 256
@@ -213,8 +217,14 @@ class TrajectoryRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Your own name for trajectories with the same start (GRPO)."""
     node_class: str = "default"
     """Class of the nodes that may have its environment."""
+    record: Literal["tokens"] | msgspec.UnsetType = msgspec.UNSET
+    """`tokens`: the ids and log-probabilities of its model calls are recorded, for `GET
+    /v1/trajectories/{trajectory}/tokens`. A call's answer ends when its record is durable."""
     request_id: str | None = None
     """Your own id. A repeat with the same id and body returns the same trajectory."""
+    sampling: Mapping[str, Any] = {}
+    """Fields that a call of its model gets where it has none: {"temperature": 1.0, "max_tokens": 2048}. Agents often
+    send neither."""
     task: str | None = None
     """RL job of the trajectory, for people."""
 

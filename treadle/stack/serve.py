@@ -98,6 +98,8 @@ def _serve(name: str, factory: str, descriptor: int | None) -> None:
     asyncio.run(_check_store(settings.redis_url))
     module, _, attribute = factory.partition(":")
     prefix = name.upper()
+    if descriptor is not None:
+        _set_address(prefix, descriptor)
     serve(
         getattr(importlib.import_module(module), attribute),
         descriptor=descriptor,
@@ -105,6 +107,14 @@ def _serve(name: str, factory: str, descriptor: int | None) -> None:
         port=int(os.environ.get(f"{prefix}_PORT", "0")),
         prefix=prefix,
     )
+
+
+def _set_address(prefix: str, descriptor: int) -> None:
+    """Set the service's settings to the address of its inherited socket: some register it for others."""
+    inherited = socket.socket(fileno=os.dup(descriptor))
+    with inherited:
+        host, port = inherited.getsockname()[:2]
+    os.environ[f"{prefix}_HOST"], os.environ[f"{prefix}_PORT"] = host, str(port)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ SERVICES = (
     ServiceSpec("scaling_planner", "services.scaling_planner.app:create_app"),
     ServiceSpec("cpu_manager", "services.cpu_manager.app:create_app"),
     ServiceSpec("quota_manager", "services.quota_manager.app:create_app", secrets="QUOTA_SECRET_"),
+    ServiceSpec("trajectory_router", "services.trajectory_router.app:create_app"),
 )
 SECRET_PREFIXES = tuple(spec.secrets for spec in SERVICES if spec.secrets)
 """Prefixes of variables that are secrets of one service."""

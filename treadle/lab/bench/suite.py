@@ -20,6 +20,7 @@ from treadle.lab.bench.programs import graded_programs
 from treadle.lab.bench.quota import quota_leases
 from treadle.lab.bench.rest import at_rest, history
 from treadle.lab.bench.results import archived_results
+from treadle.lab.bench.router import routed_calls
 from treadle.lab.bench.scaling import scaling
 from treadle.lab.bench.starts import starts
 from treadle.lab.bench.takeover import take_over
@@ -42,6 +43,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "bulk": Measurement(in_bulk, "reward requests in bulk"),
     "beside": Measurement(beside_a_bulk, "single empty actions of one tenant beside a bulk call of another"),
     "programs": Measurement(graded_programs, "graded Python programs"),
+    "router": Measurement(routed_calls, "calls of a model through the trajectory router", own_only=True),
     "quota": Measurement(quota_leases, "leases of quotas: cost, use of an upstream's limit, tenants' shares"),
     "sleep": Measurement(sleeping, "one-second actions"),
     "history": Measurement(history, "batch histories", own_only=True),

@@ -16,7 +16,7 @@ from treadle.lab.bench.figures import BenchError, Skipped
 START_TIMEOUT_S = 90.0
 ROUND_SLACK_S = 60.0
 STOP_TIMEOUT_S = 20.0
-PEERS = ("dramatiq", "litellm", "ray", "throttled")
+PEERS = ("dramatiq", "litellm", "ray", "sglang_router", "throttled", "vllm_router")
 CHECKOUT = Path(__file__).parents[4]
 """Folder from which the peer imports ``treadle.lab.bench.closed_loop``: all peers use the same loop."""
 

@@ -1,0 +1,260 @@
+"""The trajectory router: added latency, rate, lag of streams, memory. Beside a direct connection, in the same run."""
+
+import asyncio
+import io
+import itertools
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from treadle.lab.bench.bench import Bench
+from treadle.lab.bench.bench_engine import EVENTS, MODEL
+from treadle.lab.bench.closed_loop import Round, closed_loop, median_round, percentile
+from treadle.lab.bench.contest import ratio, run_rounds
+from treadle.lab.bench.figures import BenchError, BenchFigure, at_least, at_most, figure
+from treadle.lab.bench.mesh import BenchMesh
+from treadle.lab.bench.processes import memory_bytes
+from treadle.lab.bench.recorded_calls import recorded_calls
+from treadle.mesh import mesh_command
+
+CALLERS: Final = 64
+STREAMS: Final = 64
+TRAJECTORIES: Final = 10_000
+PEERS: Final = ("sglang_router", "vllm_router")
+LONG_TOKENS: Final = 100_000
+BYTES_A_TOKEN: Final = 4
+START_S: Final = 30.0
+_SENT: Final = re.compile(rb'"sent":(\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTarget:
+    """An address that answers calls of a model."""
+
+    url: str
+    http: aiohttp.ClientSession
+
+    def call(self, tokens: int = 8, trajectories: int = 256) -> Callable[[], Awaitable[None]]:
+        """Return a call with a prompt of so many tokens, by so many trajectories in turn."""
+        text = "word" * tokens
+        body = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": text}]})
+        names = itertools.cycle([f"t{number}" for number in range(trajectories)])
+
+        async def call() -> None:
+            headers = {"content-type": "application/json", "x-trajectory-id": next(names)}
+            data = body if len(body) < 1 << 16 else io.BytesIO(body)
+            async with self.http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers) as response:
+                answer = await response.read()
+            if response.status != 200:
+                raise BenchError(f"{self.url} answered {response.status}: {answer[:300].decode(errors='replace')}")
+
+        return call
+
+    async def lags_ms(self, name: str) -> list[float]:
+        """Return how late each event of one streamed answer arrived, ms after the engine has sent it."""
+        headers = {"content-type": "application/json", "x-trajectory-id": name}
+        body = b'{"stream":true,"model":"%s","messages":[]}' % MODEL.encode()
+        lags: list[float] = []
+        async with self.http.post(f"{self.url}/v1/chat/completions", data=body, headers=headers) as response:
+            async for line in response.content:
+                now = time.monotonic_ns()
+                if (sent := _SENT.search(line)) is not None:
+                    lags.append((now - int(sent[1])) / 1e6)
+        if len(lags) != EVENTS:
+            raise BenchError(f"a stream of {self.url} had {len(lags)} of {EVENTS} events")
+        return lags
+
+
+async def routed_calls(bench: Bench) -> list[BenchFigure]:
+    """Measure calls of a model through a router of its own process, and directly."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as http,
+        _engine() as engine_url,
+        _router(bench.mesh, http) as (router_url, pid),
+    ):
+        async with http.post(f"{router_url}/workers", json={"url": engine_url}) as response:
+            if response.status != 202:
+                raise BenchError(f"the router refused the engine: {await response.text()}")
+        direct, routed = ModelTarget(engine_url, http), ModelTarget(router_url, http)
+        figures = [
+            *await _latencies(bench, direct, routed),
+            *await _rates(bench, direct, routed),
+            *await _streams(bench, direct, routed),
+            await _memory(routed, pid),
+            *await _recorded(bench, router_url, engine_url, http),
+        ]
+    return figures + await _peers(bench, figures)
+
+
+async def _latencies(bench: Bench, direct: ModelTarget, routed: ModelTarget) -> list[BenchFigure]:
+    figures: list[BenchFigure] = []
+    for name, tokens, what in (("one", 8, "one caller"), ("long", LONG_TOKENS, f"a prompt of {LONG_TOKENS:,} tokens")):
+        rounds = await run_rounds(
+            {place: _round(target.call(tokens), 1, bench.sizes.seconds) for place, target in _both(direct, routed)},
+            bench.sizes.rounds,
+            bench.log,
+        )
+        p50_ms = {place: median_round(these).p50_s * 1e3 for place, these in rounds.items()}
+        added = p50_ms["routed"] - p50_ms["direct"]
+        figures += [
+            figure(f"router.{name}.direct.p50", f"{what}, without the router, p50", p50_ms["direct"], "ms"),
+            figure(
+                f"router.{name}.added.p50",
+                f"{what}: added by the router, p50",
+                added,
+                "ms",
+                at_most(1.5) if name == "one" else None,
+            ),
+        ]
+    return figures
+
+
+async def _rates(bench: Bench, direct: ModelTarget, routed: ModelTarget) -> list[BenchFigure]:
+    rounds = await run_rounds(
+        {place: _round(target.call(), CALLERS, bench.sizes.seconds) for place, target in _both(direct, routed)},
+        bench.sizes.rounds,
+        bench.log,
+    )
+    rates = {place: median_round(these).rate for place, these in rounds.items()}
+    return [
+        figure("router.rate", f"calls through the router, {CALLERS} callers", rates["routed"], "/s", at_least(1000)),
+        figure("router.rate/direct", "the same by calls without it", ratio(rates["routed"], rates["direct"]), "x"),
+    ]
+
+
+async def _streams(bench: Bench, direct: ModelTarget, routed: ModelTarget) -> list[BenchFigure]:
+    late_ms: dict[str, float] = {}
+    for place, target in _both(direct, routed):
+        lags = await asyncio.gather(*(target.lags_ms(f"s{number}") for number in range(STREAMS)))
+        late_ms[place] = percentile(sorted(lag for one in lags for lag in one), 99)
+        bench.log(f"  {STREAMS} streams, {place}: p99 of an event's lag {late_ms[place]:.1f} ms")
+    what = f"{STREAMS} streams: an event's lag, p99"
+    return [
+        figure("router.stream.direct.p99", f"{what}, without the router", late_ms["direct"], "ms"),
+        figure(
+            "router.stream.added.p99", f"{what}, added by it", late_ms["routed"] - late_ms["direct"], "ms", at_most(5.0)
+        ),
+    ]
+
+
+async def _memory(routed: ModelTarget, pid: int) -> BenchFigure:
+    """Let many trajectories make a call each, and read the router's memory."""
+    call = routed.call(trajectories=TRAJECTORIES)
+    waiting = asyncio.Semaphore(CALLERS)
+
+    async def once() -> None:
+        async with waiting:
+            await call()
+
+    await asyncio.gather(*(once() for _ in range(TRAJECTORIES)))
+    what = f"memory of the router with {TRAJECTORIES:,} live trajectories"
+    return figure("router.memory", what, memory_bytes(pid) / 1e6, "MB", at_most(200.0))
+
+
+async def _recorded(bench: Bench, router_url: str, former: str, http: aiohttp.ClientSession) -> list[BenchFigure]:
+    """Let another engine take the place of the former one: one that reports ids."""
+    async with _engine("--ids") as engine_url:
+        async with http.post(f"{router_url}/workers", json={"url": engine_url}) as response:
+            response.raise_for_status()
+        async with http.delete(f"{router_url}/workers/{quote(former, safe='')}") as response:
+            response.raise_for_status()
+        return await recorded_calls(bench, router_url, engine_url, http)
+
+
+async def _peers(bench: Bench, ours: list[BenchFigure]) -> list[BenchFigure]:
+    """Measure the routers of others, each before an engine of its own."""
+    values = {one.name: one.value for one in ours}
+    figures: list[BenchFigure] = []
+    for name in PEERS:
+        if (peer := bench.peers.get(name)) is None:
+            continue
+        one = median_round([await peer.round(1, bench.sizes.seconds) for _ in range(bench.sizes.rounds)])
+        many = median_round([await peer.round(CALLERS, bench.sizes.seconds) for _ in range(bench.sizes.rounds)])
+        added_ms = one.p50_s * 1e3 - values["router.one.direct.p50"]
+        least = at_least(0.5) if name == "vllm_router" else None
+        by_rate = ratio(values["router.rate"], many.rate)
+        figures += [
+            figure(f"router.{name}.added.p50", f"{name}: one caller, added, p50", added_ms, "ms"),
+            figure(f"router.{name}.rate", f"{name}: {CALLERS} callers", many.rate, "/s"),
+            figure(f"router.rate/{name}", f"our rate by that of {name}", by_rate, "x", least),
+        ]
+    return figures
+
+
+def _both(direct: ModelTarget, routed: ModelTarget) -> tuple[tuple[str, ModelTarget], ...]:
+    return ("direct", direct), ("routed", routed)
+
+
+def _round(call: Callable[[], Awaitable[None]], callers: int, seconds: float) -> Callable[[], Awaitable[Round]]:
+    return lambda: closed_loop(call, callers=callers, seconds=seconds)
+
+
+@asynccontextmanager
+async def _engine(*options: str) -> AsyncIterator[str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "treadle.lab.bench.bench_engine",
+        *options,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(START_S):
+            port = int(await process.stdout.readline())
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def _router(mesh: BenchMesh, http: aiohttp.ClientSession) -> AsyncIterator[tuple[str, int]]:
+    """Run a router as the stack does; yield its address and process."""
+    assert mesh.redis_url is not None and mesh.database_url is not None, "it has a stack of its own"  # noqa: PT018
+    stores = {"TREADLE_REDIS_URL": mesh.redis_url, "TREADLE_DATABASE_URL": mesh.database_url}
+    port = _free_port()
+    process = await asyncio.create_subprocess_exec(
+        *mesh_command("treadle.stack.serve", "trajectory_router", "services.trajectory_router.app:create_app"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, **stores, "TRAJECTORY_ROUTER_PORT": str(port)},
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with asyncio.timeout(START_S):
+            while not await _ready(url, http):  # noqa: ASYNC110  # a state of another process
+                await asyncio.sleep(0.05)
+        yield url, process.pid
+    except TimeoutError:
+        raise BenchError(f"the router was not ready in {START_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+async def _ready(url: str, http: aiohttp.ClientSession) -> bool:
+    try:
+        async with http.get(f"{url}/readyz") as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        return False

@@ -3,6 +3,7 @@
 ``redis_url``           an emptied Valkey (append-only file off)
 ``database_url``        a fresh Postgres database with all migrations applied, cloned from a template
 ``empty_database_url``  a fresh Postgres database without any table
+``llamacpp``            a real llama.cpp worker that serves Gemma 3 270M; ``llamacpp_pair``: it and another one
 ``stack_home``          a folder for TREADLE_HOME that root's servers can enter (``tmp_path`` is closed to them)
 ``interruptible``  processes of the test can be interrupted, wherever the test itself was started
 ``docker``              skips the test with the reason when no Docker engine answers
@@ -20,6 +21,7 @@ import hypothesis
 import pytest
 import redis
 
+from tests.services.trajectory_router.engines.llamacpp import LlamaWorker, running_llamacpp
 from treadle.testing.servers import PostgresServer, running_postgres, running_valkey, temporary_home
 
 _numbers = itertools.count(1)
@@ -53,6 +55,19 @@ def valkey_server() -> Iterator[str]:
 def postgres_server() -> Iterator[PostgresServer]:
     with temporary_home() as root, running_postgres(root) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def llamacpp() -> Iterator[LlamaWorker]:
+    """Do not kill it: other tests use it. `running_llamacpp` starts another one."""
+    with running_llamacpp() as worker:
+        yield worker
+
+
+@pytest.fixture(scope="session")
+def llamacpp_pair(llamacpp: LlamaWorker) -> Iterator[tuple[LlamaWorker, LlamaWorker]]:
+    with running_llamacpp() as other:
+        yield llamacpp, other
 
 
 @pytest.fixture

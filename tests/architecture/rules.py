@@ -164,9 +164,16 @@ def the_bus_owns_valkey(module: Module) -> Iterator[Finding]:
 HTTP_CLIENTS = ("aiohttp", "httpx", "requests", "urllib3", "urllib.request", "http.client")
 
 CALLS_OUT = frozenset(
-    {"shared/runtime/http.py", "shared/runtime/http_addresses.py", "services/cpu_manager/environments/docker/engine.py"}
+    {
+        "shared/runtime/http.py",
+        "shared/runtime/http_addresses.py",
+        "shared/runtime/http_streams.py",
+        "services/cpu_manager/environments/docker/engine.py",
+        "services/cpu_manager/forwarder/served.py",
+    }
 )
-"""The runtime's HTTP client; and the container engine's, because aiodocker takes a connector of aiohttp."""
+"""The runtime's HTTP clients, of which `http_streams` reaches what operators have registered; that of the container
+engine, because aiodocker takes a connector of aiohttp; and the forwarder, which only serves with aiohttp."""
 
 
 def http_goes_through_the_runtime(module: Module) -> Iterator[Finding]:

@@ -67,6 +67,19 @@ METRICS = {
         "treadle_quota_manager_call_seconds",
         "treadle_quota_manager_calls",
     },
+    "trajectory_router": {
+        "treadle_trajectory_router_calls_total",
+        "treadle_trajectory_router_first_byte_seconds",
+        "treadle_trajectory_router_in_flight",
+        "treadle_trajectory_router_leading",
+        "treadle_trajectory_router_queue_seconds",
+        "treadle_trajectory_router_record_commit_seconds",
+        "treadle_trajectory_router_recorded_tokens_total",
+        "treadle_trajectory_router_refused_total",
+        "treadle_trajectory_router_resent_total",
+        "treadle_trajectory_router_waiting",
+        "treadle_trajectory_router_workers",
+    },
 }
 """Written by hand: a metric that appears or disappears is a change for those who read it."""
 

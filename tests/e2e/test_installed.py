@@ -77,7 +77,7 @@ def nothing_of_ours_can_be_imported(here: Installed) -> None:
 def processes_have_the_mesh_first(here: Installed) -> None:
     services = json.loads(here.treadle("status", "--json"))["services"]
     pids = {one["name"]: one["pid"] for one in services}
-    for name in ("proxy", "scaling_planner", "cpu_manager", "quota_manager"):
+    for name in ("proxy", "scaling_planner", "cpu_manager", "quota_manager", "trajectory_router"):
         process = Path("/proc", str(pids[name]))
         assert b"\0-P\0-m\0treadle.mesh\0" in (process / "cmdline").read_bytes()
         assert b"PYTHONPATH=" not in (process / "environ").read_bytes()

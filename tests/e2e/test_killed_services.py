@@ -28,7 +28,18 @@ def stack() -> Iterator[RunningStack]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["proxy", "cpu_manager", "quota_manager", "scaling_planner", "valkey", "postgres"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "proxy",
+        "cpu_manager",
+        "quota_manager",
+        "scaling_planner",
+        "trajectory_router",
+        "valkey",
+        "postgres",
+    ],
+)
 async def test_a_batch_is_answered_once_and_right_although_a_part_is_killed(stack: RunningStack, name: str) -> None:
     async def kill() -> None:
         pid = stack.kill(name)

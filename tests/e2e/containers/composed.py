@@ -69,6 +69,7 @@ class Composed:
             "BASE_IMAGE": self.base,
             "TREADLE_IMAGE": self.image,
             "PROXY_PORT": str(self.port),
+            "TRAJECTORY_ROUTER_PORT": "0",
             "QUOTA_SECRETS_FILE": str(self.secrets),
             "QUOTA_MANAGER_SECRETS": "/run/quota-secrets.json",
         }

@@ -38,7 +38,8 @@ ALONE = {
     "trajectories:due", "trajectories:ended", "placements", "backlog", "backlog:reasons", "kept", "kept:batches",
     "unarchived", "unarchived:actions", "archived", "expiring", "ids", "mesh", "schema", "hellos", "hellos:at",
     "generations", "suspects", "tenants", "tenants:changes", "quotas", "quotas:holds", "quotas:levels", "quotas:brakes",
-    "quotas:estimates", "quota-changes", "leases:due", "leases:fences",
+    "quotas:estimates", "quota-changes", "leases:due", "leases:fences", "workers", "workers:views",
+    "router:pins", "routers", "routing",
 }  # fmt: skip
 GROUPS = {
     "batch_group": ("batch:A", "results:A", "archived:A", "environments:A"),
@@ -58,7 +59,7 @@ def test_the_lists_are_complete() -> None:
     made = {name for name, one in inspect.getmembers(keys, inspect.isfunction) if one.__module__ == keys.__name__}
     assert made == NAMED.keys() | GROUPS.keys()
     assert {value for name, value in vars(keys).items() if name.isupper() and isinstance(value, str)} == ALONE
-    assert {role.value for role in Role} == {"dispatcher", "planner", "archiver"}
+    assert {role.value for role in Role} == {"dispatcher", "planner", "archiver", "router"}
     for name, expected in GROUPS.items():
         assert getattr(keys, name)("A") == expected
 

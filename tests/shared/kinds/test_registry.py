@@ -60,6 +60,10 @@ def test_the_kinds_of_this_distribution() -> None:
     assert kinds.held == {"memory_mb", "starts"}
 
 
+NO_KINDS = ("proxy", "scaling_planner", "engine_proxy", "trajectory_router")
+"""Services whose packages are looked at, because they may have declarations."""
+
+
 def test_loading_the_declarations_loads_nothing_else_of_a_service() -> None:
     code = (
         "import sys; from shared.kinds.registry import all_kinds; all_kinds(); "
@@ -68,7 +72,7 @@ def test_loading_the_declarations_loads_nothing_else_of_a_service() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.strip().strip("[]").replace("'", "").split(", "))
 
-    assert loaded - {f"services.{name}" for name in ("proxy", "scaling_planner", "engine_proxy")} == {
+    assert loaded - {f"services.{name}" for name in NO_KINDS} == {
         "services",
         "services.cpu_manager",
         "services.cpu_manager.kinds",

@@ -7,6 +7,7 @@ import pytest
 from shared.runtime.errors import (
     PROBLEM_TYPE,
     PROBLEMS,
+    BadGateway,
     BadRequest,
     Conflict,
     DeadlineMissed,
@@ -20,6 +21,7 @@ from shared.runtime.errors import (
     QuotaTaken,
     TooLarge,
     TreadleError,
+    Unauthorized,
     Unavailable,
     from_problem,
 )
@@ -29,6 +31,7 @@ EXAMPLES: list[TreadleError] = [
     BadRequest(what="no", line=3),
     BadRequest(what="no"),
     MalformedRequest(what="two Host headers"),
+    Unauthorized(what="no key"),
     Forbidden(what="a foreign Origin"),
     NotFound(kind="task", name="t", hint="declare it"),
     NotFound(kind="task", name="t"),
@@ -41,6 +44,7 @@ EXAMPLES: list[TreadleError] = [
     Overloaded(what="full", retry_after_s=2.5),
     TooLarge(limit_bytes=8),
     Unavailable(what="away"),
+    BadGateway(what="broken off"),
     DeadlineMissed(what="late", queue_s=1.5),
 ]
 

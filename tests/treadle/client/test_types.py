@@ -63,7 +63,10 @@ def defaults(kind: type[Any]) -> dict[str, Any]:
 def _default(field: msgspec.inspect.Field) -> Any:
     if field.default is not msgspec.NODEFAULT:
         return _plain(field.default)
-    return None if field.default_factory is msgspec.NODEFAULT else _plain(field.default_factory())  # NODEFAULT: UNSET
+    if field.default_factory is not msgspec.NODEFAULT:
+        return _plain(field.default_factory())
+    kinds = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+    return {} if any(isinstance(kind, msgspec.inspect.DictType) for kind in kinds) else None  # UNSET: it is not sent
 
 
 def _plain(value: Any) -> Any:

@@ -30,5 +30,6 @@ async def test_peers_that_cannot_start_are_left_out_with_the_reason() -> None:
     messages: list[str] = []
     async with running_peers(Path(sys.executable), "unix:///nowhere", messages.append) as (peers, skipped):
         assert peers == {}
-    assert [one.name for one in skipped] == ["dramatiq", "litellm", "ray", "throttled"]
-    assert messages == ["starting dramatiq", "starting litellm", "starting ray", "starting throttled"]
+    names = ["dramatiq", "litellm", "ray", "sglang_router", "throttled", "vllm_router"]
+    assert [one.name for one in skipped] == names
+    assert messages == [f"starting {name}" for name in names]

@@ -171,16 +171,17 @@ class RouterLeadership:
         self._end_term()
         self._epoch = epoch
         clock = await ValkeyClock.measure(self._redis)
-        router, now = self._make_router(), clock.unix()
+        self._gathering = await self._others()
         pins = await stored.read_pins(self._redis)
         await self._workers.refresh(self._redis)
+        # No await from here to `self._leading`: a change of workers that is read meanwhile would reach no term.
+        now = clock.unix()
         known: list[Stimulus] = [
             change for worker in self._workers.by_id.values() for change in changes_of(None, worker)
         ]
         known += [PinRestored(trajectory, worker, now) for trajectory, worker in pins.items()]
-        term = LeaderTerm(epoch, router, self._admission, self._redis, clock, self._canary)
+        term = LeaderTerm(epoch, self._make_router(), self._admission, self._redis, clock, self._canary)
         term.put(*known, *(CallRestored(call, worker) for call, worker in self._admission.in_flight()))
-        self._gathering = await self._others()
         self._leading = term
         await stored.publish(self._redis, RouterLeads(epoch=epoch, replica=self._admission.replica))
         self._task = asyncio.create_task(term.run(), name="decisions")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from redis.asyncio import Redis
 
 from shared.bus import workers as stored
@@ -14,6 +16,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.by_id: dict[str, RegisteredWorker] = {}
+        self._refreshing = asyncio.Lock()
 
     def url(self, worker: str) -> str | None:
         """Return the address of a worker, without a slash at its end. None: it was removed."""
@@ -21,9 +24,13 @@ class Workers:
         return None if known is None else known.url
 
     async def refresh(self, redis: Redis) -> list[Stimulus]:
-        """Read all workers. Return what has changed, for the leader. O(workers)."""
-        found = await stored.read_workers(redis)
-        before, self.by_id = self.by_id, found
+        """Read all workers. Return what has changed, for the leader. O(workers).
+
+        One after another: the answer of an older read would undo what a newer one has found.
+        """
+        async with self._refreshing:
+            found = await stored.read_workers(redis)
+            before, self.by_id = self.by_id, found
         changes: list[Stimulus] = [WorkerRemoved(name) for name in before if name not in self.by_id]
         for name, worker in self.by_id.items():
             changes += changes_of(before.get(name), worker)

@@ -11,6 +11,7 @@ from typing import Final
 
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 BATCH: Final = r"^[A-Za-z0-9_-]{1,64}$"
+TRAJECTORY: Final = r"^t[0-9a-f]{16,24}$"
 CURSOR: Final = r"^(\d{1,18}-\d{1,18})?$"
 IMAGE: Final = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$"
 SESSION: Final = r"^[A-Za-z0-9._-]+$"
@@ -25,6 +26,7 @@ STATUS_RANGE: Final = r"^[1-5][0-9][0-9]-[1-5][0-9][0-9]$"
 WORDS: Final = {
     NAME: "1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or a digit",
     BATCH: "1 to 64 letters, digits, '_' and '-'",
+    TRAJECTORY: "'t' and 16 to 24 hexadecimal digits: the id in the answer that opens a trajectory",
     CURSOR: "the `cursor` of a line of results, for example 1764000000000-0, or empty",
     IMAGE: "letters, digits, '.', '_', '/', ':', '@' and '-', beginning with a letter or a digit",
     SESSION: "letters, digits, '.', '_' and '-'",

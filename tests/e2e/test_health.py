@@ -31,6 +31,8 @@ TREADLE = Path(sys.executable).with_name("treadle")
 
 TASK = {"stages": [{"name": "tests", "kind": "noop", "units": {"cores": 1}}], "batch_size": 1}
 
+RECORDED = {"environment": {"image": "local"}, "record": "tokens"}
+
 READS = [
     "/v1/tasks",
     "/v1/tasks/known",
@@ -46,6 +48,8 @@ READS = [
     "/v1/leases/{action}",
     "/v1/trajectories",
     "/v1/trajectories/{trajectory}",
+    "/v1/trajectories/{trajectory}/tokens",
+    "/v1/trajectories/{trajectory}/tokens/calls",
     "/v1/trajectories/{trajectory}/swerex/is_alive",
     "/v1/nodes",
     "/v1/pools",
@@ -213,7 +217,7 @@ def test_while_valkey_does_not_answer_reads_get_503_and_the_proxy_is_unready(sta
     names = {
         "batch": view(stack, "/v1/tasks/known/batches", "POST", {})["id"],
         "action": view(stack, "/v1/actions", "POST", {"kind": "noop"})["id"],
-        "trajectory": view(stack, "/v1/trajectories", "POST", {"environment": {"image": "local"}})["id"],
+        "trajectory": view(stack, "/v1/trajectories", "POST", RECORDED)["id"],
     }
     base, pid = stack.urls["proxy"], stack.pids["proxy"]
     assert fetch(base + "/readyz")[0] == 200
@@ -244,7 +248,7 @@ def test_a_parameter_that_a_read_does_not_have_is_refused(stack: RunningStack) -
     names = {
         "batch": view(stack, "/v1/tasks/known/batches", "POST", {})["id"],
         "action": view(stack, "/v1/actions", "POST", {"kind": "noop"})["id"],
-        "trajectory": view(stack, "/v1/trajectories", "POST", {"environment": {"image": "local"}})["id"],
+        "trajectory": view(stack, "/v1/trajectories", "POST", RECORDED)["id"],
     }
     for path in (*READS, "/v1/health"):
         url = stack.urls["proxy"] + path.format(**names)

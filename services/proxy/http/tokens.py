@@ -9,11 +9,12 @@ from fastapi.responses import StreamingResponse
 
 from services.proxy.http.openapi.parts import lines
 from services.proxy.state import CurrentState, Tenant
+from shared.runtime import patterns
 from shared.runtime.app import problem_responses
 
 router = APIRouter(prefix="/v1/trajectories", tags=["trajectories"])
 
-TrajectoryName = Annotated[str, Path(pattern="^t[0-9a-f]{16,24}$", description="Id of the trajectory.")]
+TrajectoryName = Annotated[str, Path(pattern=patterns.TRAJECTORY, description="Id of the trajectory.")]
 
 
 @router.get(

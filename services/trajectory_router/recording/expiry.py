@@ -15,12 +15,13 @@ MOST: Final = 16
 
 
 async def expire_records(sessions: Sessions, pause_s: Seconds = PAUSE_S) -> None:
-    """Delete expired records until cancelled."""
+    """Delete expired records until cancelled. The first time is after a pause: nobody waits for it."""
 
     async def some() -> int:
         async with transaction(sessions) as session:
             return await TokenCalls(session).expire(MOST)
 
     while True:
-        deleted = await persistently(some, what="deleting expired token records")
-        await asyncio.sleep(0 if deleted == MOST else pause_s)
+        await asyncio.sleep(pause_s)
+        while await persistently(some, what="deleting expired token records") == MOST:
+            pass

@@ -58,6 +58,13 @@ class Mesh:
             assert response.status == 200, await response.text()
             return [json.loads(line) for line in (await response.text()).splitlines()]
 
+    async def written(self, trajectory: dict[str, Any]) -> list[dict[str, Any]]:
+        """Rows of a call that has ended early. Nobody waits for its record, so it is soon there."""
+        async with asyncio.timeout(10):
+            while not (rows := await self.lines(trajectory)):
+                await asyncio.sleep(0.05)
+        return rows
+
 
 @pytest.fixture
 async def mesh(redis_url: str, database_url: str) -> AsyncIterator[Mesh]:
@@ -199,12 +206,7 @@ async def test_a_client_that_leaves_has_a_masked_call_with_the_tokens_so_far(mes
     async with mesh.calling(trajectory, stream=True, max_tokens=1000) as response:
         for _ in range(3):
             await response.content.readline()
-    rows: list[dict[str, Any]] = []
-    async with asyncio.timeout(10):
-        while not rows:
-            await asyncio.sleep(0.05)
-            rows = await mesh.lines(trajectory)
-    (row,) = rows
+    (row,) = await mesh.written(trajectory)
     (call,) = mesh.engine.log
     count = len(row["token_ids"]) - row["prompt_len"]
     assert 1 <= count <= len(call.output)
@@ -219,7 +221,7 @@ async def test_a_broken_answer_is_masked_and_its_client_gets_no_end(mesh: Mesh) 
     with pytest.raises(aiohttp.ClientPayloadError):
         async with mesh.calling(trajectory, stream=True) as response:
             await response.read()
-    (row,) = await mesh.lines(trajectory)
+    (row,) = await mesh.written(trajectory)
     assert row["token_ids"] == mesh.engine.log[0].prompt + mesh.engine.log[0].output
     assert "broken" in row["masked"][0]["reason"]
 

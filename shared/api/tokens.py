@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -17,7 +17,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Order of its record in the trajectory."""
     call: str
     """Id of the call."""
-    extends: int | None
+    extends: Annotated[int, msgspec.Meta(ge=0)] | None
     """Serial of the call whose prompt and output its prompt extends, token by token. Null: it begins a chain."""
     prompt_tokens: int
     """Ids of its whole prompt; 0: not reported."""

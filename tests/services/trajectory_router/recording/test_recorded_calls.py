@@ -61,7 +61,7 @@ class Mesh:
     async def written(self, trajectory: dict[str, Any]) -> list[dict[str, Any]]:
         """Rows of a call that has ended early. Nobody waits for its record, so it is soon there."""
         async with asyncio.timeout(10):
-            while not (rows := await self.lines(trajectory)):
+            while not (rows := await self.lines(trajectory)):  # noqa: ASYNC110  # Postgres does not say
                 await asyncio.sleep(0.05)
         return rows
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from subprocess import DEVNULL
 from typing import Final
 
+from services.cpu_manager.sandbox.uid_blocks import BLOCKS, UidBlock
 from services.cpu_manager.sandbox.walls import cgroups
 
 _GROUPS: Final = "groups"
@@ -65,11 +66,19 @@ class Instance:
             os.close(self._scratch)
             raise
         (self.directory / "root").mkdir()
+        self._users: UidBlock | None = None
 
     @property
     def view_root(self) -> str:
         """The empty directory on which zygotes mount their view."""
         return str(self.directory / "root")
+
+    @property
+    def uid_block(self) -> int:
+        """Block of user ids that this instance alone has on this host. For root alone; claimed at its first use."""
+        if self._users is None:
+            self._users = UidBlock(int(self.name, 16) % BLOCKS)
+        return self._users.number
 
     def make_passable(self) -> None:
         """Let other users reach their directories below: on the Landlock rung root's programs run as other users."""
@@ -84,6 +93,8 @@ class Instance:
         """Release the lock, and remove the directory unless it is still needed to sweep a control group."""
         if not any(group.exists() for group in _recorded_groups(self._folder)):
             discard(self.directory)
+        if self._users is not None:
+            self._users.close()
         for descriptor in (self._lock, self._folder, self._scratch):
             os.close(descriptor)
 

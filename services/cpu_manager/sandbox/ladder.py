@@ -27,15 +27,13 @@ from services.cpu_manager.sandbox.zygotes import LAUNCHER, ZygoteError, Zygotes
 _UID_BASE: Final = 1_900_000_000
 """Far from accounts and from the subordinate ids of other tools. Every block stays below the sign bit."""
 _UID_COUNT: Final = 65_536
-_UID_BLOCKS: Final = 3_000
-"""Managers on one host use different blocks, so that their programs share no user."""
 _PROBE_LIMITS: Final = Limits(wall_s=10.0, cpu_s=5.0, memory_bytes=256 << 20, disk_bytes=1 << 20)
 
 
 def wall_plan(rung: Rung, tools: Toolchain, instance: Instance, harnesses: tuple[str, ...]) -> wire.WallPlan:
     """Return the walls of one rung in the form that zygotes read."""
     privileged = os.geteuid() == 0
-    base, count = uid_range(int(instance.name, 16)) if privileged else (0, 0)
+    base, count = uid_range(instance.uid_block) if privileged else (0, 0)
     seen = _path_inside if rung.namespaces else str
     return wire.WallPlan(
         namespaces=rung.namespaces,
@@ -66,9 +64,12 @@ def _path_inside(path: str) -> str:
 
 
 def uid_range(block: int) -> tuple[int, int]:
-    """Return the first user id for slots and their number, among the ids that exist in our own user namespace."""
+    """Return the first user id for slots and their number, among the ids that exist in our own user namespace.
+
+    Only if it has so many ids is the block that of this manager alone (`uid_blocks`).
+    """
     extents = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    wanted = _UID_BASE + block % _UID_BLOCKS * _UID_COUNT
+    wanted = _UID_BASE + block * _UID_COUNT
     for first, _, count in extents:
         if first <= wanted and wanted + _UID_COUNT <= first + count:
             return wanted, _UID_COUNT

@@ -125,16 +125,21 @@ class RouterLeadership:
             for entry in entries:
                 await self._read(entry.message)
 
+    async def refresh_workers(self) -> None:
+        """Read the workers. As the leader, apply what has changed."""
+        changes = await self._workers.refresh(self._redis)
+        if self._leading is not None:
+            self._leading.put(*changes)
+
     async def watch_replicas(self) -> None:
         """Loop: renew this replica's presence. As the leader, end the calls of replicas that are gone."""
         missed: set[str] = set()
         while True:
             try:
                 await routers.renew(self._redis, self._admission.replica, self._url, PRESENCE_S)
-                changes = await self._workers.refresh(self._redis)  # a message may be lost when the stream is trimmed
+                await self.refresh_workers()  # a message may be lost when the stream is trimmed
                 leading = self._leading
                 if leading is not None:
-                    leading.put(*changes)
                     absent = leading.router.replicas() - (await routers.present(self._redis)).keys()
                     for name in absent & missed:
                         _log.warning("replica_lost", replica=name)
@@ -251,9 +256,7 @@ class RouterLeadership:
                     if not self._gathering:
                         self._admit(self._leading)
             case WorkersChanged():
-                changes = await self._workers.refresh(self._redis)
-                if self._leading is not None:
-                    self._leading.put(*changes)
+                await self.refresh_workers()
             case ModelTrajectoryClosed(trajectory=trajectory, tenant=tenant):
                 name = routed_name(tenant, trajectory)
                 self._admission.close_trajectory(name)

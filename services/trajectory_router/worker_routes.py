@@ -9,11 +9,19 @@ from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from services.trajectory_router.detection import Detected
 from services.trajectory_router.state import RouterState, state_of
-from shared.api.workers import WorkerAccepted, WorkerList, WorkerRequest, WorkerView
+from shared.api.workers import (
+    ENGINE_URL,
+    ENGINE_URL_CHARS,
+    WorkerAccepted,
+    WorkerAddresses,
+    WorkerList,
+    WorkerRequest,
+    WorkerView,
+)
 from shared.bus import workers as stored
 from shared.bus.workers import MOST_WORKERS
 from shared.messages.routing import RegisteredWorker
@@ -44,6 +52,9 @@ async def operator(request: Request) -> None:
 
 router = APIRouter(tags=["workers"], dependencies=[Depends(operator)], responses=problem_responses(403, 422))
 State = Annotated[RouterState, Depends(state_of)]
+EngineUrl = Annotated[
+    str, Query(pattern=ENGINE_URL, max_length=ENGINE_URL_CHARS, description="Address of the engine: http://HOST:PORT")
+]
 
 
 def worker_id(url: str) -> str:
@@ -71,6 +82,7 @@ async def add_worker(body: WorkerRequest, state: State) -> WorkerAccepted:
         labels=body.labels,
     )
     await stored.store_worker(state.redis, worker)
+    await state.leadership.refresh_workers()  # a call that follows at once does not wait for the message
     return _accepted(worker, "registered" if known is None else "registered again")
 
 
@@ -115,6 +127,24 @@ async def remove_worker(worker: str, state: State) -> WorkerAccepted:
     found = await _find(state, worker)
     await stored.delete_worker(state.redis, found.id)
     return _accepted(found, "removed")
+
+
+@router.post("/add_worker", status_code=202, responses=problem_responses(409, 503))
+async def add_worker_by_query(url: EngineUrl, state: State) -> WorkerAccepted:
+    """Register an engine, as verl, slime and miles do at an external router: `POST /add_worker?url=...`."""
+    return await add_worker(WorkerRequest.model_validate({"url": url}), state)
+
+
+@router.post("/remove_worker", status_code=202, responses=problem_responses(404))
+async def remove_worker_by_query(url: EngineUrl, state: State) -> WorkerAccepted:
+    """Remove an engine, as slime and miles do."""
+    return await remove_worker(url, state)
+
+
+@router.get("/list_workers")
+async def list_addresses(state: State) -> WorkerAddresses:
+    """List the addresses of the engines, as slime's router does."""
+    return WorkerAddresses(urls=[worker.url for worker in (await stored.read_workers(state.redis)).values()])
 
 
 async def _find(state: RouterState, reference: str) -> RegisteredWorker:

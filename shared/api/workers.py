@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.messages.routing import Engine
 from shared.policy.routing.model import WorkerState
+
+ENGINE_URL: Final = r"^https?://[^\s/?#@]+/?$"
+"""Pattern of an engine's address."""
+ENGINE_URL_CHARS: Final = 512
 
 
 class WorkerRequest(BaseModel):
@@ -13,7 +19,7 @@ class WorkerRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"url": "http://10.0.0.7:8000"}]})
 
-    url: str = Field(pattern=r"^https?://[^\s/?#@]+/?$", max_length=512)
+    url: str = Field(pattern=ENGINE_URL, max_length=ENGINE_URL_CHARS)
     """Address of the engine: `http://host:port`."""
     model_id: str | None = Field(None, max_length=256)
     """The one model that it serves. Default: what `/v1/models` lists."""
@@ -36,6 +42,12 @@ class WorkerAccepted(BaseModel):
     location: str
     url: str
     message: str = ""
+
+
+class WorkerAddresses(BaseModel):
+    """Addresses of the registered engines."""
+
+    urls: list[str]
 
 
 class WorkerView(BaseModel):

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import quote
 
 import aiohttp
+import pytest
 from yarl import URL
 
+from services.trajectory_router.leadership import RouterLeadership
 from tests.services.trajectory_router.conftest import RouterUnderTest, StartRouter
 from tests.services.trajectory_router.engine import running_engine
 
@@ -43,6 +45,35 @@ async def test_both_forms_of_an_id_remove_a_worker(start_router: StartRouter) ->
     assert await router.workers() == {}
     async with router.http.delete(f"/workers/{worker}") as response:
         assert response.status == 404
+
+
+async def test_a_call_right_after_the_registration_is_carried(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late the message to all routers is read."""
+    read = RouterLeadership._read
+
+    async def read_late(self: RouterLeadership, message: object) -> None:
+        await asyncio.sleep(0.5)
+        await read(self, message)
+
+    monkeypatch.setattr(RouterLeadership, "_read", read_late)
+    router = await start_router(1)
+    async with await router.chat() as response:
+        assert response.status == 200, await response.text()
+
+
+async def test_engines_of_verl_slime_and_miles_register_by_a_query(start_router: StartRouter) -> None:
+    router = await start_router(0)
+    async with running_engine("e") as engine:
+        for path, expected in (("/add_worker", [engine.url]), ("/remove_worker", [])):
+            async with router.http.post(path, params={"url": engine.url}) as response:
+                assert response.status == 202, await response.text()
+            async with router.http.get("/list_workers") as response:
+                assert (await response.json())["urls"] == expected
+    for url in ("", "ftp://a", "http://a/path"):
+        async with router.http.post("/add_worker", params={"url": url}) as response:
+            assert response.status == 422, url
 
 
 async def test_a_drained_worker_finishes_its_calls_and_gets_no_new_ones(start_router: StartRouter) -> None:
@@ -116,6 +147,7 @@ async def test_a_long_prefill_stays_in_rotation(start_router: StartRouter) -> No
     call = asyncio.create_task(router.chat())
 
     async def asked() -> bool:
+        assert not call.done(), call
         return bool(engine.canaries >= 3)
 
     await until(asked)
@@ -145,8 +177,9 @@ async def test_workers_need_the_operators_key_where_there_is_one(start_router: S
             async with router.http.post("/workers", json={"url": engine.url}, headers=headers) as response:
                 assert response.status == status
                 assert "s3cret" not in await response.text()
-    async with router.http.get("/workers") as response:
-        assert response.status == 403
+    for method, path in (("GET", "/workers"), ("GET", "/list_workers"), ("POST", "/add_worker?url=http://127.0.0.1:1")):
+        async with router.http.request(method, path) as response:
+            assert response.status == 403, path
 
 
 async def test_a_worker_elsewhere_than_at_an_address_is_refused(start_router: StartRouter) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from fastapi import FastAPI
 from redis.asyncio import Redis
@@ -15,11 +15,12 @@ from services.cpu_manager.cpu_executor import CpuExecutor, units_of
 from services.cpu_manager.environment_registry import EnvironmentRegistry
 from services.cpu_manager.environments.detection import DetectedRuntimes, MeshContext, await_engine, open_runtimes
 from services.cpu_manager.environments.runtimes import DOCKER
-from services.cpu_manager.forwarder.forwarder import open_forwarder
+from services.cpu_manager.forwarder.forwarder import ModelForwarder, open_forwarder
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.kinds import MEMORY, STARTS
 from services.cpu_manager.memory import lendable_mb
 from services.cpu_manager.metrics import observe
+from services.cpu_manager.model_waits import ModelWaits
 from services.cpu_manager.routes import CpuManagerState, readiness
 from services.cpu_manager.sandbox.child_processes import become_subreaper
 from services.cpu_manager.sandboxed_graders import SandboxedGraders, open_graders
@@ -51,32 +52,35 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
         async with (
             open_graders(settings, usable) as graders,
             open_node(redis_url, name="cpu_manager", node=settings.node, node_class=settings.node_class) as connection,
-            _runtimes(settings, graders, connection.redis) as (detected, mesh),
+            open_forwarder(connection.redis) as models,
+            _runtimes(settings, graders, connection.redis, models) as (detected, mesh),
             Background() as background,
         ):
             cores = Cores(topology(settings.topology, usable))
-            agent = await _assemble(settings, cores, graders, detected, connection, clock)
+            agent, registry = await _assemble(settings, cores, graders, detected, connection, clock)
+            waits = ModelWaits(connection.redis, settings.node, registry, background, settings.model_idle_s)
+            reports = models.reports_to(waits.changed) if settings.model_idle_s else nullcontext()
             async with agent.running(heartbeat_s=settings.heartbeat_s):
                 if graders.child_processes is not None:
                     background.start(graders.child_processes.reap_orphans(), name="orphans")
                 if _may_get_engine(settings, detected):
                     background.start(_add_engine(settings, detected, agent, mesh), name="engine")
                 app.state.agent = agent
-                yield CpuManagerState(agent=agent, graders=graders)
+                with reports:
+                    yield CpuManagerState(agent=agent, graders=graders)
 
     return build_app("cpu_manager", lifespan, ready=readiness, description=__doc__ or "")
 
 
 @asynccontextmanager
 async def _runtimes(
-    settings: CpuManagerSettings, graders: SandboxedGraders, redis: Redis
+    settings: CpuManagerSettings, graders: SandboxedGraders, redis: Redis, models: ModelForwarder
 ) -> AsyncIterator[tuple[DetectedRuntimes, MeshContext]]:
     """Open the runtimes, and return them with the mesh that they belong to."""
     identity = await with_retries(lambda: mesh_identity(redis), what="reading the mesh's identity", limit_s=START_S)
-    async with open_forwarder(redis) as models:
-        mesh = MeshContext(identity, redis, models)
-        async with open_runtimes(settings, graders.sandbox, mesh) as detected:
-            yield detected, mesh
+    mesh = MeshContext(identity, redis, models)
+    async with open_runtimes(settings, graders.sandbox, mesh) as detected:
+        yield detected, mesh
 
 
 def _may_get_engine(settings: CpuManagerSettings, detected: DetectedRuntimes) -> bool:
@@ -97,7 +101,7 @@ async def _assemble(
     detected: DetectedRuntimes,
     connection: NodeConnection,
     clock: Clock,
-) -> NodeAgent:
+) -> tuple[NodeAgent, EnvironmentRegistry]:
     """Assemble the node's parts. Adopt every environment that outlived the previous manager."""
     creates = bool(detected.runtimes.names) or _may_get_engine(settings, detected)
     resources = units_of(
@@ -135,4 +139,4 @@ async def _assemble(
     registry.adopt(await detected.runtimes.survivors())
     capacity = {name: usage.exist for name, usage in resources.items()}
     _log.info("node_started", node=identity.node, capacity=capacity, **executor.offer().labels)
-    return agent
+    return agent, registry

@@ -107,6 +107,13 @@ class EnvironmentRegistry:
         if managed is not None:
             await managed.resume(task, cores)
 
+    def acting_in(self, trajectory: str) -> tuple[Granted, Environment] | None:
+        """Return the action that runs in this environment now, and the environment; None: there is none."""
+        managed = self._environments.get(trajectory)
+        if managed is None or managed.grant is None or managed.environment is None:
+            return None
+        return managed.grant, managed.environment
+
     def detach(self, task: asyncio.Task[AttemptResult]) -> None:
         """Detach an ended attempt from its environment. Its outcome is reported before anything else happens."""
         managed = self._attempts.pop(task, None)
@@ -207,7 +214,7 @@ class EnvironmentRegistry:
                 return created
             environment = created
             self._created(managed, created, self.clock.monotonic())
-        with managed.turn(self.acting.limit(grant)) as limit:
+        with managed.turn(grant, self.acting.limit(grant)) as limit:
             result = await self.acting.act(grant, params, environment, cores, limit)
         if not environment.alive:
             managed.die(result.reason if result.status == "lost" else "")

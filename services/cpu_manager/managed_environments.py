@@ -12,6 +12,7 @@ from services.cpu_manager.environments.limit import ExecutionLimit
 from services.cpu_manager.environments.protocol import Environment, RuntimeUnavailable
 from shared.kinds.registry import all_kinds
 from shared.messages.environments import EnvironmentSpec
+from shared.messages.grants import Granted
 from shared.messages.outcomes import EnvironmentHeld
 from shared.node.attempts import cancel_once
 from shared.policy.model.formulation import TrajectoryEnd
@@ -71,6 +72,8 @@ class ManagedEnvironment:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     actor: asyncio.Task[AttemptResult] | None = None
     """The attempt that acts in it now."""
+    grant: Granted | None = None
+    """Of that attempt."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while there is one."""
     limit: ExecutionLimit | None = None
@@ -96,14 +99,14 @@ class ManagedEnvironment:
         return min(idle, lifetime)
 
     @contextmanager
-    def turn(self, limit: ExecutionLimit) -> Iterator[ExecutionLimit]:
+    def turn(self, grant: Granted, limit: ExecutionLimit) -> Iterator[ExecutionLimit]:
         """Enclose the current task's turn to act."""
-        self.actor, self.limit = asyncio.current_task(), limit
+        self.actor, self.grant, self.limit = asyncio.current_task(), grant, limit
         self.begun.set()
         try:
             yield limit
         finally:
-            self.actor = self.limit = None
+            self.actor = self.grant = self.limit = None
             self.begun.clear()
 
     async def park(self, task: asyncio.Task[AttemptResult]) -> bool:

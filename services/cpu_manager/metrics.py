@@ -29,6 +29,12 @@ ENVIRONMENTS_ENDED = Counter(
     ["reason"],
 )
 
+MODEL_WAITS = Histogram(
+    "treadle_cpu_manager_model_wait_seconds",
+    "Time for which an action was parked because its environment waited for its model.",
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300),
+)
+
 
 def observe(report: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
     """Wrap `report` so that it counts finished attempts. Recalled grants are not counted: they have not executed."""

@@ -11,7 +11,7 @@ from typing import Any
 from services.cpu_manager.graders.protocol import Grader
 from services.cpu_manager.graders.registry import build_graders
 from services.cpu_manager.kinds import CORES, PLAIN
-from services.cpu_manager.sandbox import languages
+from services.cpu_manager.sandbox import languages, toolchain
 from services.cpu_manager.sandbox.child_processes import ChildProcesses
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import Exit, Job, Limits, PythonJob, Sandbox
@@ -68,7 +68,9 @@ async def open_graders(settings: CpuManagerSettings, cores: frozenset[int]) -> A
     """
     rung = None if settings.rung == "auto" else Rung(settings.rung)
     try:
-        sandbox = await LocalSandbox.create(rung=rung)
+        sandbox = await LocalSandbox.create(
+            rung=rung, tools=await asyncio.to_thread(toolchain.detect, settings.visible_paths)
+        )
     except NoSandboxError as error:
         _log.error("no_sandbox", reason=str(error))
         harmless = {kind: grader for kind, grader in build_graders({}).items() if PLAIN[kind].requirement is None}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import platform
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode, SettingsConfigDict
 
+from services.cpu_manager.sandbox.toolchain import visible
 from shared.runtime.settings import ServiceSettings
 
 NO_ENGINE = "none"
@@ -49,6 +50,12 @@ class CpuManagerSettings(ServiceSettings):
     """Seconds between heartbeats. By default the leader considers a node lost after five missed ones."""
     rung: Literal["auto", "cgroup-v2", "cgroup-v1", "namespaces", "landlock"] = "auto"
     """Sandbox rung (docs/sandbox.md); auto selects the strongest that this machine offers."""
+    visible_paths: Annotated[tuple[str, ...], NoDecode, BeforeValidator(visible)] = Field((), validate_default=False)
+    """Files and directories of this host that programs in local sandboxes may read and execute beside the toolchain,
+    separated by `:`; for example agents. Programs of every tenant see them."""
+    model_idle_s: float = Field(0.1, ge=0)
+    """Seconds for which an environment that waits for its model is idle before its action is parked: its cores compute
+    for others until the answer is there. 0: actions keep their cores."""
     output_bytes: int = Field(1 << 20, gt=0)
     """Largest JSON of one result; beyond it, texts are cut and flagged."""
     guard_s: float = Field(10.0, gt=0)

@@ -102,7 +102,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     state: Literal["queued", "granted", "parked", "finished"]
-    """`parked`: a caller has parked it; it holds no cores, or returns them now, until it is resumed and continues."""
+    """`parked`: a caller has parked it, or its node while its model answers. It holds no cores, or returns them now,
+    until it continues."""
     request_id: str | None = None
     task: str | None = None
     batch: str | None = None

@@ -60,6 +60,7 @@ METRICS = {
         "treadle_cpu_manager_environments",
         "treadle_cpu_manager_environments_ended_total",
         "treadle_cpu_manager_execution_seconds",
+        "treadle_cpu_manager_model_wait_seconds",
     },
     "quota_manager": {
         "treadle_quota_manager_answers_total",

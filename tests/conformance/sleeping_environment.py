@@ -52,6 +52,10 @@ class SleepingEnvironment:
         """Let the action continue."""
         self._thawed.set()
 
+    async def cpu_s(self) -> float | None:
+        """Not measured."""
+        return None
+
     async def close(self) -> None:
         """End it."""
         self.alive = False

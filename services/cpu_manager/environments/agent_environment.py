@@ -169,6 +169,13 @@ class AgentEnvironment(Generic[Handle]):
             else:
                 return
 
+    async def cpu_s(self) -> float | None:
+        """See `Environment.cpu_s`."""
+        try:
+            return (await self.handle.usage()).cpu_s or None  # zero: its runtime does not measure
+        except (Gone, RuntimeUnavailable):
+            return None
+
     async def close(self) -> None:
         """Kill everything in it at once. Its removal continues in the background (`Runtime.close` waits for it)."""
         if not self._end_reason:

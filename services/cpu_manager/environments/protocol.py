@@ -77,6 +77,10 @@ class Environment(Protocol):
         """
         ...
 
+    async def cpu_s(self) -> float | None:
+        """Return the CPU time of everything in it since its beginning, in seconds. None: it cannot be measured now."""
+        ...
+
     async def close(self) -> None:
         """End it and remove everything it left. Safe to call again, and during an action."""
         ...

@@ -41,8 +41,8 @@ class CallsChanged(msgspec.Struct, frozen=True, tag="calls"):
     trajectory: str
     open: int
     waiting: int
-    """Of these: the request has been received whole, and no byte of an answer has come. If all calls wait, the
-    environment can be frozen without a loss."""
+    """Of these: the request has been received whole, the answer has not ended, and what has come of it fits into the
+    buffers of the connection. If all calls wait, the environment can be frozen without a loss."""
 
 
 Down = Serve | StopServing | RouterAt

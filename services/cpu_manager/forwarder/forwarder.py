@@ -13,8 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -118,9 +118,9 @@ class _Process:
 class ModelForwarder:
     """`Models` by a forwarder process."""
 
-    def __init__(self, redis: Redis, on_calls: OnCalls = _ignore) -> None:
+    def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self.on_calls = on_calls
+        self._on_calls: OnCalls = _ignore
         self._address = RouterAddress(redis)
         self._keys: ModelKeys | None = None
         self._url = ""
@@ -137,6 +137,15 @@ class ModelForwarder:
     def calls(self, trajectory: str) -> CallsChanged:
         """Return the calls of a trajectory that are under way."""
         return self._calls.get(trajectory, CallsChanged(trajectory, 0, 0))
+
+    @contextmanager
+    def reports_to(self, on_calls: OnCalls) -> Iterator[None]:
+        """Report calls for as long as the context lasts."""
+        self._on_calls = on_calls
+        try:
+            yield
+        finally:
+            self._on_calls = _ignore
 
     async def ready(self, *, router: bool = True) -> None:
         """See `Models.ready`."""
@@ -176,7 +185,8 @@ class ModelForwarder:
         if listener is None:
             return
         listener.close()
-        self._calls.pop(trajectory, None)
+        if self._calls.pop(trajectory, None) is not None:
+            self._on_calls(trajectory, 0, 0)
         if self._process is not None:
             self._process.outbox.put(StopServing(trajectory))
 
@@ -231,7 +241,7 @@ class ModelForwarder:
     def _changed(self, calls: CallsChanged) -> None:
         if calls.trajectory in self._listeners:
             self._calls[calls.trajectory] = calls
-            self.on_calls(calls.trajectory, calls.open, calls.waiting)
+            self._on_calls(calls.trajectory, calls.open, calls.waiting)
 
     def _all_ended(self) -> None:
         for trajectory in [trajectory for trajectory, calls in self._calls.items() if calls.open]:

@@ -39,6 +39,8 @@ RATE: Final = 100.0
 its own."""
 BURST: Final = 200
 KEEPALIVE_S: Final = 75.0
+BLOCKED_S: Final = 0.02
+"""Time after which a part of an answer that does not fit into the buffers counts as blocked."""
 ACCEPT_AGAIN_S: Final = 0.1
 """Pause after a connection could not be accepted, because this process has no descriptors left."""
 
@@ -161,9 +163,7 @@ class ServedTrajectory:
             self._changed()
             answer = await self._request(request, target, call)
             try:
-                call.waiting = False
-                self._changed()
-                return await _relay(request, answer)
+                return await self._relay(request, answer, call)
             finally:
                 answer.close()
         finally:
@@ -198,30 +198,44 @@ class ServedTrajectory:
             yield part
         self._waits(call)
 
+    async def _relay(self, request: web.BaseRequest, answer: StreamedAnswer, call: _Call) -> web.StreamResponse:
+        """Pass an answer as it arrives. If it breaks off, so does the connection."""
+        kept = [(name, value) for name, value in answer.headers if name not in KEPT_OUTSIDE]
+        response = web.StreamResponse(status=answer.status, headers=_fields(kept))
+        await response.prepare(request)
+        try:
+            data = answer.first
+            while data:
+                await self._write(response, data, call)
+                data = await answer.next()
+            await response.write_eof()
+        except AnswerBroken:
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+    async def _write(self, response: web.StreamResponse, data: bytes, call: _Call) -> None:
+        """Write a part of an answer. A call whose reader does not read does not wait: the reader may be frozen."""
+        waited = call.waiting
+        blocked = asyncio.get_running_loop().call_later(BLOCKED_S, self._blocks, call)
+        try:
+            await response.write(data)
+        finally:
+            blocked.cancel()
+            if waited and not call.waiting:
+                self._waits(call)
+
     def _waits(self, call: _Call) -> None:
         call.waiting = True
+        self._changed()
+
+    def _blocks(self, call: _Call) -> None:
+        call.waiting = False
         self._changed()
 
     def _changed(self) -> None:
         waiting = sum(call.waiting for call in self._calls)
         self._report(CallsChanged(self._trajectory, len(self._calls), waiting))
-
-
-async def _relay(request: web.BaseRequest, answer: StreamedAnswer) -> web.StreamResponse:
-    """Pass an answer as it arrives. If it breaks off, so does the connection."""
-    kept = [(name, value) for name, value in answer.headers if name not in KEPT_OUTSIDE]
-    response = web.StreamResponse(status=answer.status, headers=_fields(kept))
-    await response.prepare(request)
-    try:
-        data = answer.first
-        while data:
-            await response.write(data)
-            data = await answer.next()
-        await response.write_eof()
-    except AnswerBroken:
-        if request.transport is not None:
-            request.transport.abort()
-    return response
 
 
 def _fields(headers: list[Header]) -> CIMultiDict[str]:

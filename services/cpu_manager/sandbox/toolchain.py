@@ -30,6 +30,8 @@ _TEXTS: Final = (
 )
 SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _HOME: Final = "/tmp"  # inside: the private directory
+_OWN: Final = ("/tmp", "/var/tmp", "/dev", "/proc", "/sys", "/etc")
+"""Directories of the view that are not those of the host."""
 _ENVIRONMENT: Final = (
     ("HOME", _HOME),
     ("TMPDIR", _HOME),
@@ -75,8 +77,27 @@ def open_to_others(tools: Toolchain) -> Toolchain:
     return replace(tools, binds=binds, environment=tuple(environment.items()))
 
 
-def detect() -> Toolchain:
-    """Find the toolchain of this node. Runs `rustc` and `go` to find their homes: up to a second, once a manager."""
+def visible(paths: str) -> tuple[str, ...]:
+    """Return absolute paths that are separated by `:`, checked.
+
+    Raises ValueError with the reason why one of them cannot be shown to programs.
+    """
+    found = tuple(str(Path(path)) for path in paths.split(":") if path)
+    for path in found:
+        if not Path(path).is_absolute() or ".." in Path(path).parts:
+            raise ValueError(f"{path} is not an absolute path")
+        if path == "/" or any(Path(path).is_relative_to(own) for own in _OWN):
+            raise ValueError(f"{path} cannot be shown: programs have a directory of their own there")
+        if not Path(path).exists():
+            raise ValueError(f"{path} does not exist")
+    return found
+
+
+def detect(shown: tuple[str, ...] = ()) -> Toolchain:
+    """Find the toolchain of this node, and add the paths `shown` to it.
+
+    Runs `rustc` and `go` to find their homes: up to a second, once a manager.
+    """
     binds: list[str] = []
     links: list[tuple[str, str]] = []
     for path in _SYSTEM:
@@ -90,7 +111,7 @@ def detect() -> Toolchain:
     packages = sysconfig.get_paths()["purelib"]
     extra = [str(Path(sys.base_prefix).resolve()), packages]
     homes = [home for home in (rust_home(), go_home()) if home]
-    extra += homes
+    extra += [*homes, *shown]
     binds += [path for path in extra if not _covered(path, binds)]
     search = ":".join([f"{home}/bin" for home in homes] + [f"{sys.base_prefix}/bin", SYSTEM_PATH])
     environment = (*_ENVIRONMENT, ("PATH", search))

@@ -112,39 +112,47 @@ local function cancel(keys, args)
 end
 
 -- Return the hash fields that decide about a request to park or to resume, and its code if it must be rejected:
--- 0 answered already, -1 unknown, -2 in no trajectory, -3 not granted
-local function parkable(action)
-  local a = redis.call('HMGET', action, 'entry', 'answer', 'result', 'archived', 'trajectory', 'grant', 'parking', 'resume')
+-- 0 answered already, -1 unknown, -2 in no trajectory, -3 not granted, or another grant than `grant`; '': any
+local function parkable(action, grant)
+  local a = redis.call('HMGET', action, 'entry', 'answer', 'result', 'archived', 'trajectory', 'grant', 'parking', 'resume',
+    'parker')
   if not a[1] then return a, -1 end
   if a[2] or a[3] or a[4] then return a, 0 end
   if not a[5] or a[5] == '' then return a, -2 end
-  if not a[6] then return a, -3 end
+  if not a[6] or (grant ~= '' and a[6] ~= grant) then return a, -3 end
   return a, nil
 end
 
--- park(action, actions; reason) -> 1 requested, or a code of `parkable`
+-- park(action, actions; reason, grant or '', parker) -> 1 requested, 2 parked by another parker, or a code of `parkable`
 -- `parking` is the grant, the time and the reason; without `resume` the action is parked, or will be
+-- `parker` is '' (a caller) or the node that parks by itself. A caller's request replaces the node's; not the reverse
 -- A request that changes nothing is not journaled. Each entry counts against the bound of the journal.
 local function park(keys, args)
-  local a, code = parkable(keys[1])
+  local a, code = parkable(keys[1], args[2])
   if code then return code end
   local parking, grant = a[7], a[6] .. ' '
-  if not a[8] and parking and string.sub(parking, 1, #grant) == grant then return 1 end
-  redis.call('HSET', keys[1], 'parking', grant .. now_ms() .. ' ' .. args[1])
+  if not a[8] and parking and string.sub(parking, 1, #grant) == grant then
+    if a[9] ~= args[3] and args[3] ~= '' then return 2 end
+    if a[9] ~= args[3] then redis.call('HSET', keys[1], 'parking', grant .. now_ms() .. ' ' .. args[1], 'parker', '') end
+    return 1
+  end
+  redis.call('HSET', keys[1], 'parking', grant .. now_ms() .. ' ' .. args[1], 'parker', args[3])
   redis.call('HDEL', keys[1], 'resume')
   local request = { kind = 'action.park-requested.v1', action = id_of(keys[1]) }
   redis.call('XADD', keys[2], '*', 'm', cmsgpack.pack(request))
   return 1
 end
 
--- resume(action, actions) -> 1 requested, or a code of `parkable`, -3 also if this attempt was never parked
+-- resume(action, actions; grant or '', parker) -> 1 requested, 2 parked by a caller meanwhile, or a code of `parkable`,
+--   -3 also if this attempt was never parked
 -- `resume` is the journal entry of the request, and `sent` after the leader has let it continue
-local function resume(keys)
-  local a, code = parkable(keys[1])
+local function resume(keys, args)
+  local a, code = parkable(keys[1], args[1])
   if code then return code end
   local parking, grant = a[7], a[6] .. ' '
   if not parking or string.sub(parking, 1, #grant) ~= grant then return -3 end
   if a[8] then return 1 end
+  if args[2] ~= '' and a[9] ~= args[2] then return 2 end
   local request = { kind = 'action.resume-requested.v1', action = id_of(keys[1]) }
   redis.call('HSET', keys[1], 'resume', redis.call('XADD', keys[2], '*', 'm', cmsgpack.pack(request)))
   return 1
@@ -159,6 +167,6 @@ end
 
 register('journal_actions_v2', journal_actions)
 register_allowed_when_full('cancel_v2', cancel)
-register_allowed_when_full('park_v1', park)
-register_allowed_when_full('resume_v1', resume)
+register_allowed_when_full('park_v2', park)
+register_allowed_when_full('resume_v2', resume)
 register_allowed_when_full('discard_v2', discard)

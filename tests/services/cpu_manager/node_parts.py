@@ -116,6 +116,8 @@ class FakeEnvironment:
         self.acts: list[tuple[str, KindParams, frozenset[int], float]] = []
         self.resumed: list[frozenset[int]] = []
         """Cores of each continuation."""
+        self.used_s: float | None = 1.0
+        """CPU time."""
         self.cleaned = 0
         """Actions that were cut and ended their processes."""
         self._runtime = runtime
@@ -136,6 +138,9 @@ class FakeEnvironment:
 
     async def resume(self, cores: frozenset[int]) -> None:
         self.resumed.append(cores)
+
+    async def cpu_s(self) -> float | None:
+        return self.used_s
 
     async def close(self) -> None:
         await self._runtime.may_close.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.bus import functions, parking
-from shared.bus.actions import read_continuations
+from shared.bus.actions import read_action, read_continuations
 from shared.bus.functions import Granting
 from shared.messages.actions import ACTIONS, ParkActionRequested, ResumeActionRequested
 from tests.shared.bus.journal import Journal, submission
@@ -108,6 +108,46 @@ async def test_a_request_is_about_one_grant(journal: Journal) -> None:
     assert await parking.resume(journal.redis, "a1") == "not-running"
 
 
+async def test_a_node_parks_and_resumes_its_own_grant_alone(journal: Journal) -> None:
+    await opened(journal)
+    await submit(journal, "a1")
+    await begun(journal)
+    assert await parking.park(journal.redis, "a1", "a call", grant="2:n", parker="n") == "not-running"
+    for _ in range(2):
+        assert await parking.park(journal.redis, "a1", "a call", grant="1:n", parker="n") == "requested"
+    assert await parking.resume(journal.redis, "a1", grant="2:n", parker="n") == "not-running"
+    assert await wanted(journal) == "parked"
+    for _ in range(2):
+        assert await parking.resume(journal.redis, "a1", grant="1:n", parker="n") == "requested"
+    assert await requests(journal) == ["Park", "Resu"]
+
+
+async def test_a_caller_decides_over_the_node(journal: Journal) -> None:
+    """What a caller has parked before, or meanwhile, stays parked; what it resumes, continues."""
+    await opened(journal)
+    await submit(journal, "a1")
+    await begun(journal)
+    node = {"grant": "1:n", "parker": "n"}
+    assert await parking.park(journal.redis, "a1", "a quota") == "requested"
+    assert await parking.park(journal.redis, "a1", "a call", **node) == "parked-by-another"
+    assert await parking.resume(journal.redis, "a1", **node) == "parked-by-another"
+    assert await parking.resume(journal.redis, "a1") == "requested"
+
+    assert await parking.park(journal.redis, "a1", "a call", **node) == "requested"
+    assert await parking.park(journal.redis, "a1", "a quota") == "requested"
+    assert await parking.resume(journal.redis, "a1", **node) == "parked-by-another"
+    assert await wanted(journal) == "parked"
+    record = await read_action(journal.redis, "a1")
+    assert record is not None
+    assert record.parked_because == "a quota"
+    assert await parking.resume(journal.redis, "a1") == "requested"
+
+    assert await parking.park(journal.redis, "a1", "a call", **node) == "requested"
+    assert await parking.resume(journal.redis, "a1") == "requested"
+    assert await parking.resume(journal.redis, "a1", **node) == "requested"
+    assert await requests(journal) == ["Park", "Resu"] * 3
+
+
 async def test_an_answer_removes_the_requests(journal: Journal) -> None:
     await opened(journal)
     _, entry = await submit(journal, "a1")
@@ -115,4 +155,4 @@ async def test_an_answer_removes_the_requests(journal: Journal) -> None:
     await parking.park(journal.redis, "a1", "one")
     await parking.resume(journal.redis, "a1")
     await journal.finish("a1", entry, trajectory="t1")
-    assert not {"grant", "parking", "resume"} & set(await journal.fields("action:a1"))
+    assert not {"grant", "parking", "resume", "parker"} & set(await journal.fields("action:a1"))

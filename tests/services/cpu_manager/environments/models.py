@@ -49,9 +49,10 @@ async def model_mesh(router: RouterUnderTest, redis_url: str, database_url: str)
         aiohttp.ClientSession(url) as proxy,
         connect(redis_url, name="forwarder") as redis,
     ):
-        forwarder = ModelForwarder(redis, lambda *change: changes.append(change))
+        forwarder = ModelForwarder(redis)
         try:
-            yield ModelMesh(router, proxy, forwarder, changes)
+            with forwarder.reports_to(lambda *change: changes.append(change)):
+                yield ModelMesh(router, proxy, forwarder, changes)
         finally:
             await forwarder.close()
 

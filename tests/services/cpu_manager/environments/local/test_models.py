@@ -85,6 +85,22 @@ async def test_a_program_that_ends_ends_its_call(with_model: CellEnvironment, me
     await until(lambda: mesh.changes[-1] == (trajectory, 0, 0), "its end was not reported")
 
 
+async def test_an_answer_larger_than_the_buffers_of_a_frozen_environment_does_not_wait(
+    with_model: CellEnvironment, mesh: ModelMesh, trajectory: str
+) -> None:
+    """It has to be thawed: its call ends only when it reads."""
+    mesh.engine.gate, mesh.engine.chunks = asyncio.Event(), 100_000
+    acting = asyncio.create_task(printed(with_model, "print(len(openai(stream=True).read()))"))
+    await until(lambda: mesh.changes[-1:] == [(trajectory, 1, 1)], "no call")
+    assert await with_model.park()
+    mesh.engine.gate.set()
+    await until(lambda: mesh.changes[-1] == (trajectory, 1, 0), "it is not reported")
+    assert not acting.done()
+    await with_model.resume(CORE)
+    assert await acting == str(len(b"".join(mesh.engine.events())))
+    await until(lambda: mesh.changes[-1] == (trajectory, 0, 0), "its end was not reported")
+
+
 async def test_closing_the_environment_ends_everything(models: LocalRuntime, mesh: ModelMesh, trajectory: str) -> None:
     environment = await models.create(trajectory, WITH_MODEL, CORE)
     mesh.engine.gate = asyncio.Event()

@@ -58,6 +58,8 @@ RECEIVED: Final = (
     "ResultLine",
     "BulkReceipt",
     "TrajectoryView",
+    "TrainingRow",
+    "RecordedCall",
     "TenantList",
     "QuotaList",
     "QuotaLease",

@@ -14,9 +14,12 @@ from rich.console import Console
 
 from shared.runtime.settings import TreadleSettings, load
 from shared.runtime.stack_state import ServiceState, State
+from treadle.cli.demo_agent import VISIBLE, find_mini, run_agent, visible_paths
+from treadle.cli.demo_agent import show as show_agent
 from treadle.cli.grade import DISAGREES
 from treadle.cli.proxy import BATCH_CANCELLED, WRONG, CommandFailed, check_proxy, exit_status, find_proxy
 from treadle.cli.up import Home
+from treadle.cli.workers import find_router
 from treadle.client.answers import NodeView
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.progress import ProgressBar
@@ -42,6 +45,16 @@ def demo(
     timeout: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds a program may run.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Seed of mutants and sample.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_PROBLEMS} problems and few generations.")] = False,
+    agent: Annotated[
+        bool, typer.Option("--agent", help="Let mini-swe-agent repair a function in a sandbox instead.")
+    ] = False,
+    mini: Annotated[
+        Path | None, typer.Option(help="Program of mini-swe-agent, with --agent. [default: the one in PATH]")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="URL", help="Engine for --agent. [default: a scripted model]")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model of that engine.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     url: Annotated[str | None, typer.Option(help="The proxy. [default: the stack that is up, or a new one]")] = None,
     home: Home = None,
@@ -52,10 +65,15 @@ def demo(
     (TREADLE_DATA, by default ../shared/data) has recorded generations of models, the demo grades a sample of them too
     and compares the recorded verdicts.
 
-    Exit status: 0 success; 1 a reference does not pass or a verdict differs; 2 a part is missing;
+    With --agent: an unmodified agent in a sandbox without network calls its model through a loopback address, its
+    repair is graded in a fresh sandbox, and its tokens are read as training rows with the reward.
+
+    Exit status: 0 success; 1 a reference does not pass, a verdict differs or the agent fails; 2 a part is missing;
     3 no stack answers.
     """
     console = Console(stderr=as_json)
+    if agent:
+        raise typer.Exit(_demo_agent(url, home, mini, engine, model, as_json, console))
     with exit_status("demo", BATCH_CANCELLED):
         plan = DemoPlan(
             problems=QUICK_PROBLEMS if quick else PROBLEMS,
@@ -78,6 +96,31 @@ def demo(
     raise typer.Exit(0 if found.succeeded else DISAGREES)
 
 
+def _demo_agent(
+    url: str | None,
+    home: Path | None,
+    mini: Path | None,
+    engine: str | None,
+    model: str | None,
+    as_json: bool,
+    console: Console,
+) -> int:
+    """Run the demo of an agent, and return its exit status."""
+    with exit_status("demo --agent", "The trajectory was closed."):
+        program = find_mini(mini)
+        os.environ[VISIBLE] = visible_paths(program)  # for a stack that this command starts
+        url = _proxy_url(url, home, console)
+        key = os.environ.get("TRAJECTORY_ROUTER_OPERATOR_KEY")
+        found = asyncio.run(run_agent(url, find_router(home), key, program, engine, model, console))
+    if as_json:
+        rows = found.training_rows()
+        typer.echo(msgspec.json.encode({**msgspec.to_builtins(found), "reward": found.reward, "rows": rows}).decode())
+    else:
+        show_agent(found, console)
+        console.print(f"\nThe stack is still up: {url}. Stop it: treadle down", soft_wrap=True)
+    return 0 if found.succeeded else DISAGREES
+
+
 def _proxy_url(url: str | None, home: Path | None, console: Console) -> str:
     """Return the proxy's address. Starts a stack if there is none."""
     url = find_proxy(os.environ, url, home)
@@ -91,7 +134,7 @@ def _proxy_url(url: str | None, home: Path | None, console: Console) -> str:
 
     def changed(service: ServiceState) -> None:
         if service.state is not State.STARTING:
-            console.print(f"  {service.name:<16} {service.state}", highlight=False)
+            console.print(f"  {service.name:<17} {service.state}", highlight=False)
 
     url = start_detached(os.environ, changed).url(PROXY)
     console.print(f"Up in {time.monotonic() - started:.1f} s at {url}")

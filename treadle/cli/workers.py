@@ -112,10 +112,15 @@ class WorkerOptions:
         Raises:
             CommandFailed: no address is given, and no stack with a router is up.
         """
-        return RouterCalls(self.url or _running(self.home), self.key)
+        return RouterCalls(self.url or find_router(self.home), self.key)
 
 
-def _running(home: Path | None) -> str:
+def find_router(home: Path | None) -> str:
+    """Return the address of the running stack's router.
+
+    Raises:
+        CommandFailed: no stack with a router is up.
+    """
     if url := os.environ.get("TRAJECTORY_ROUTER_URL"):
         return url
     state = current_state(home.absolute() if home else home_path(os.environ))

@@ -189,7 +189,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     state: Literal["finished", "granted", "parked", "queued"] | str
-    """`parked`: a caller has parked it; it holds no cores, or returns them now, until it is resumed and continues."""
+    """`parked`: a caller has parked it, or its node while its model answers. It holds no cores, or returns them now,
+    until it continues."""
     act: Act | None = None
     arrived_at: float = 0.0
     """Unix seconds, the journal's clock."""
@@ -286,6 +287,81 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Newest priority; 0 until it is changed."""
     record: Literal["tokens"] | str | None = None
     """What is recorded of its model calls."""
+
+
+class VersionSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens that one policy version sampled: positions `start` to `end`, half-open."""
+
+    version: str
+    start: int
+    end: int
+
+
+class MaskedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call of a row whose tokens are not trained there."""
+
+    call: str
+    reason: str
+
+
+class TrainingRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One row. Lists have one entry for each token."""
+
+    trajectory: str
+    calls: list[str]
+    """Calls of the chain, in order."""
+    token_ids: list[int]
+    loss_mask: list[int]
+    """1: sampled by the policy and trained in this row."""
+    logprobs: list[float]
+    logprobs_of: Literal["", "after-temperature", "processed", "raw"] | str
+    """Empty if it is not known, or if calls differ."""
+    temperature: float | None
+    """None if it is not known, or if calls differ."""
+    versions: list[VersionSpan]
+    """Policy versions of sampled tokens, where the engine has reported them: positions in the row."""
+    prompt_len: int
+    """Ids of the first prompt."""
+    finish_reason: str
+    """Of the last call."""
+    masked: list[MaskedCall] = []
+
+
+class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One model call of a recorded trajectory, without its ids."""
+
+    serial: int
+    """Order of its record in the trajectory."""
+    call: str
+    """Id of the call."""
+    extends: int | None
+    """Serial of the call whose prompt and output its prompt extends, token by token. Null: it begins a chain."""
+    prompt_tokens: int
+    """Ids of its whole prompt; 0: not reported."""
+    output_tokens: int
+    """Ids of its output; 0: not reported."""
+    status: Literal["aborted", "complete", "incomplete", "no-ids"] | str
+    """`complete`, or why its tokens are not trained: `aborted` (ended early), `incomplete` (ids or log-probabilities
+    are missing), `no-ids` (it is in no row)."""
+    reason: str
+    """Why it is not complete."""
+    logprobs_of: Literal["", "after-temperature", "processed", "raw"] | str
+    """What its log-probabilities were taken of: the model alone (`raw`), `after-temperature`, or after the whole
+    sampler (`processed`). Empty: there are none."""
+    temperature: float | None
+    """As requested; null: the engine's default."""
+    versions: list[VersionSpan]
+    """Policy versions, where the engine reports them: positions in its output."""
+    finish_reason: str
+    """As the engine reports it."""
+    route: str
+    """Path of the call."""
+    model: str
+    """As requested."""
+    worker: str
+    """Worker that has answered it."""
+    created_at: float
+    """Time of its beginning, Unix seconds."""
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

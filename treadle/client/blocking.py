@@ -120,6 +120,9 @@ class Trajectories(_Twin):
     open = _blocking(AsyncTrajectories.open)
     view = _blocking(AsyncTrajectories.view)
     act = _blocking(AsyncTrajectories.act)
+    rows = _blocking(AsyncTrajectories.rows)
+    model_calls = _blocking(AsyncTrajectories.model_calls)
+    delete_tokens = _blocking(AsyncTrajectories.delete_tokens)
     prioritize = _blocking(AsyncTrajectories.prioritize)
     close = _blocking(AsyncTrajectories.close)
 

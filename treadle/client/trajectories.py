@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from treadle.client.actions import run_action
-from treadle.client.answers import Answer, TrajectoryView
+from treadle.client.answers import Answer, RecordedCall, TrainingRow, TrajectoryView
 from treadle.client.requests import TrajectoryAction, TrajectoryActionKind, TrajectoryChange, TrajectoryRequest
 from treadle.client.transport import Transport, quoted
+
+S = TypeVar("S")
 
 
 class AsyncTrajectories:
@@ -72,6 +74,27 @@ class AsyncTrajectories:
         """
         change = TrajectoryChange(priority=priority)
         return await self._transport.call(TrajectoryView, "PATCH", f"/v1/trajectories/{quoted(trajectory)}", change)
+
+    async def rows(self, trajectory: str) -> list[TrainingRow]:
+        """Return the training rows of a trajectory that was opened with `record="tokens"` (docs/token-records.md).
+
+        Raises:
+            Conflict: its calls are not recorded.
+            NotFound: there is no such trajectory, or its record has expired.
+        """
+        return await self._lines(TrainingRow, f"/v1/trajectories/{quoted(trajectory)}/tokens")
+
+    async def model_calls(self, trajectory: str) -> list[RecordedCall]:
+        """Return the recorded model calls of a trajectory, without ids. Raises as `rows`."""
+        return await self._lines(RecordedCall, f"/v1/trajectories/{quoted(trajectory)}/tokens/calls")
+
+    async def delete_tokens(self, trajectory: str) -> None:
+        """Delete the record of a trajectory's model calls, when its rows are read. Idempotent."""
+        await self._transport.send("DELETE", f"/v1/trajectories/{quoted(trajectory)}/tokens", None, {})
+
+    async def _lines(self, line: type[S], path: str) -> list[S]:
+        reply = await self._transport.send("GET", path, None, {})
+        return [self._transport.decoded(line, one, path) for one in reply.splitlines()]
 
     async def close(self, trajectory: str) -> TrajectoryView:
         """End a trajectory: cancel its unanswered actions and close its environment. Idempotent.

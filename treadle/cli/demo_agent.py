@@ -1,0 +1,145 @@
+"""``treadle demo --agent``."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+from rich.table import Table
+
+from treadle.cli.proxy import WRONG, CommandFailed, check_proxy
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.grading.agent_demonstration import (
+    BROKEN,
+    SCRIPT,
+    AgentDemonstration,
+    AgentMissing,
+    demonstrate_agent,
+)
+from treadle.testing.scripted_engine import MODEL, running_scripted_engine
+
+SECONDS = 0.5
+"""Duration of an answer of the scripted model: about that of a real one."""
+INSTALL = (
+    "install mini-swe-agent in an environment of its own: python3 -m venv ~/mini; "
+    "~/mini/bin/pip install mini-swe-agent mcp; then: treadle demo --agent --mini ~/mini/bin/mini"
+)
+VISIBLE = "CPU_MANAGER_VISIBLE_PATHS"
+
+
+def find_mini(given: Path | None) -> Path:
+    """Return the program of mini-swe-agent.
+
+    Raises:
+        CommandFailed: it is not there, or where no sandbox can show it.
+    """
+    found = str(given.expanduser()) if given is not None else shutil.which("mini")
+    if found is None or not os.access(found, os.X_OK):
+        raise CommandFailed(
+            f"{'there is no mini-swe-agent' if found is None else f'{found} cannot be run'}: {INSTALL}", WRONG
+        )
+    path = Path(os.path.abspath(found))  # noqa: PTH100  # not resolved: its environment is where it is called
+    if path.is_relative_to("/tmp"):
+        raise CommandFailed(f"sandboxes have a /tmp of their own, so they cannot show {path}: {INSTALL}", WRONG)
+    return path
+
+
+def visible_paths(mini: Path) -> str:
+    """Return what sandboxes must show for it: its environment, and an interpreter outside of the system."""
+    folders = [mini.parents[1]]
+    interpreter = Path(os.path.realpath(mini.parent / "python3"))
+    if not interpreter.is_relative_to("/usr"):
+        folders.append(interpreter.parents[1])
+    before = os.environ.get(VISIBLE, "")
+    return ":".join([*([before] if before else []), *dict.fromkeys(map(str, folders))])
+
+
+async def run_agent(
+    url: str, router: str, key: str | None, mini: Path, engine: str | None, model: str | None, console: Console
+) -> AgentDemonstration:
+    """Add an engine to the router, and run the agent. Without `engine` the model is scripted."""
+    async with AsyncTreadle(url) as client:
+        await check_proxy(client)
+        async with _model(engine, model, console) as (address, name), _worker(router, key, address):
+            try:
+                with console.status("") as status:
+                    return await demonstrate_agent(client, mini, name, lambda title: status.update(f"{title} ..."))
+            except AgentMissing as error:
+                again = f"treadle down; {VISIBLE}={visible_paths(mini)} treadle up --detach"
+                raise CommandFailed(f"{error}\nStart the stack again with it visible: {again}", WRONG) from error
+
+
+@asynccontextmanager
+async def _model(engine: str | None, model: str | None, console: Console) -> AsyncIterator[tuple[str, str]]:
+    """Address of an engine, and its model."""
+    if engine is not None:
+        if model is None:
+            raise CommandFailed("--engine needs --model: the name of its model", WRONG)
+        yield engine, model
+        return
+    console.print(
+        f"Model: a script of {len(SCRIPT)} commands, which answers like vLLM. "
+        "Your own: --engine http://HOST:PORT --model NAME",
+        soft_wrap=True,
+    )
+    async with running_scripted_engine(SCRIPT, seconds=SECONDS) as scripted:
+        yield scripted.url, MODEL
+
+
+@asynccontextmanager
+async def _worker(router: str, key: str | None, engine: str) -> AsyncIterator[None]:
+    """Register an engine for as long as the context lasts."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(router, headers=headers, timeout=aiohttp.ClientTimeout(total=60)) as http:
+        try:
+            async with http.post("/workers", json={"url": engine}) as reply:
+                answer: dict[str, Any] = await reply.json()
+                if reply.status >= 300:
+                    raise CommandFailed(f"the router refuses {engine}: {answer.get('detail', answer)}", WRONG)
+        except aiohttp.ClientError as error:
+            raise CommandFailed(f"no router answers at {router}: {error}", WRONG) from error
+        try:
+            yield
+        finally:
+            with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
+                async with http.delete(f"/workers/{answer['worker_id']}"):
+                    pass
+
+
+def show(found: AgentDemonstration, console: Console) -> None:
+    """Print one trajectory: its calls, its times, its repair, its rows."""
+    console.rule(f"Trajectory {found.trajectory}")
+    calls = Table(title="Model calls", title_justify="left")
+    for column in ("call", "prompt", "known prefix", "sampled", "policy", "status"):
+        calls.add_column(column, justify="right" if column in ("prompt", "sampled", "known prefix") else "left")
+    by_serial = {call.serial: call for call in found.calls}
+    for call in found.calls:
+        before = by_serial.get(call.extends) if call.extends is not None else None
+        known = before.prompt_tokens + before.output_tokens if before is not None else 0
+        versions = ", ".join(dict.fromkeys(span.version for span in call.versions))
+        calls.add_row(
+            str(call.serial), f"{call.prompt_tokens:,}", f"{known:,}", f"{call.output_tokens:,}", versions, call.status
+        )
+    console.print(calls)
+    for stage in found.agent.stages:
+        console.print(
+            f"Agent: one action on {found.node}: {stage.execution_s:.1f} s with a core, "
+            f"{stage.parked_s:.1f} s without one while its model answered, {stage.queue_s:.1f} s in queues",
+            soft_wrap=True,
+        )
+    console.print(f"[red]- {BROKEN.splitlines()[-1].strip()}[/]\n[green]+ {found.file.splitlines()[-1].strip()}[/]")
+    passed = "[green]✓[/]" if found.graded.passed else "[red]✗[/]"
+    console.print(f"{passed} graded in a fresh sandbox: reward {found.reward}")
+    for number, row in enumerate(found.rows):
+        console.print(
+            f"Row {number}: {len(row.token_ids):,} tokens, {sum(row.loss_mask):,} of them trained, from "
+            f"{len(row.calls)} calls; reward {found.reward}"
+        )
+    if not found.rows:
+        console.print("[red]no training row[/]: " + "; ".join(sorted({call.reason for call in found.calls})))

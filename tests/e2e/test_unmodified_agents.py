@@ -112,7 +112,7 @@ async def repairs_with_mini(one: Episode) -> None:
     argv = [str(VENV / "bin" / "mini"), "--model", f"openai/{MODEL}", "--yolo", "--exit-immediately", "--task", TASK]
     env = {"MSWEA_COST_TRACKING": "ignore_errors", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_CONFIGURED": "true"}
     done = await one.run(argv, env)
-    assert done["passed"], done
+    assert done["passed"], done["output"]
     assert await one.repaired(), done
     (row,) = await one.rows()
     calls = one.engine.log
@@ -156,7 +156,7 @@ async def test_claude_code(stack: RunningStack) -> None:
         ]
         env = {"ANTHROPIC_MODEL": MODEL, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_PROMPT_CACHING": "1"}
         done = await one.run(argv, env)
-        assert done["passed"], done
+        assert done["passed"], done["output"]
         assert await one.repaired(), done
         calls = await one.calls()
         assert {(call.status, call.route) for call in calls} == {("no-ids", "/v1/messages")}
@@ -177,7 +177,7 @@ wire_api = "responses"
     async with episode(stack, *SCRIPT) as one:
         argv = [str(CODEX), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK]
         done = await one.run(argv, {"CODEX_HOME": "/tmp/codex"}, {"/tmp/codex/config.toml": config})
-        assert done["passed"], done
+        assert done["passed"], done["output"]
         assert await one.repaired(), done
         calls = await one.calls()
         assert {(call.status, call.route) for call in calls} == {("no-ids", "/v1/responses")}

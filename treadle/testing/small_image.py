@@ -48,8 +48,10 @@ def small_image(
     tag: str, *, python: bool = False, folder: Path | None = None, without: re.Pattern[str] = LEFT_OUT
 ) -> Iterator[str]:
     build(tag, python=python, folder=folder, without=without)
-    yield tag
-    run("docker", "image", "rm", "--force", tag)
+    try:
+        yield tag
+    finally:
+        run("docker", "image", "rm", "--force", tag)
 
 
 def run(*argv: str) -> str:
@@ -91,7 +93,8 @@ def _add_python(archive: tarfile.TarFile) -> list[Path]:
     library = Path(os.__file__).resolve().parent
     archive.add(interpreter, str(interpreter).lstrip("/"))
     for name in ("python3", "python"):
-        _link(archive, f"usr/bin/{name}", str(interpreter))
+        for place in {"usr/bin", str(interpreter.parent).lstrip("/")}:  # virtual environments link to the second
+            _link(archive, f"{place}/{name}", str(interpreter))
     archive.add(
         library, str(library).lstrip("/"), filter=lambda entry: None if LEFT_OUT.search("/" + entry.name) else entry
     )

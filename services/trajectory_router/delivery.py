@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from services.trajectory_router.admission import Admission
-from services.trajectory_router.assembly import Assembly, Unassembled
+from services.trajectory_router.assembled_answers import Unassembled
+from services.trajectory_router.assembly import Assembly
 from services.trajectory_router.exchange import ClientGone, Exchange
 from services.trajectory_router.metrics import CALLS
 from services.trajectory_router.recording.events import TooLong

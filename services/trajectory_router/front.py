@@ -35,6 +35,8 @@ _json = msgspec.json.Encoder().encode
 
 BYTES_A_TOKEN: Final = 4
 """Estimate for the length of a prompt that is not known in tokens."""
+ENGINES: Final = "/v1/"
+"""Begins the paths of engines."""
 DEADLINE_HEADER: Final = b"x-request-deadline-s"
 """Seconds for which the caller waits; without it, for `wait_s` until a worker is free, and then without limit."""
 PRIORITY_HEADERS: Final = (b"x-trajectory-priority",)
@@ -69,8 +71,8 @@ class Front:
         self._serials = count()
 
     def serves(self, path: str) -> bool:
-        """Return whether a path is a route of models."""
-        return path in MODEL_ROUTES or path == MODELS or path.startswith(OWN)
+        """Return whether a path is a route of models, or would be one of an engine."""
+        return path in MODEL_ROUTES or path.startswith((ENGINES, OWN))
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of a route of models."""
@@ -99,7 +101,7 @@ class Front:
             await self._models(exchange)
             return
         if route is None:
-            if exchange.method == "HEAD":  # claude-code asks for its base address
+            if exchange.method == "HEAD" and caller.own:  # claude-code asks for its base address
                 await exchange.reply(200, b"")
                 return
             raise NotFound(kind="route", name=path, hint=f"there are {', '.join(MODEL_ROUTES)} and {MODELS}")
@@ -118,10 +120,10 @@ class Front:
         recording = None
         if caller.opened is not None and caller.opened.records_tokens and route.recorded:
             recording = await self._recorder.begin(identity.trajectory, call.tenant, call.id, path)
-        can_assemble = route.path in ASSEMBLED and body.stream is not True
+        assembled = route.path if route.path in ASSEMBLED and body.stream is not True else ""
         target = path + exchange.query if caller.own else exchange.target
         headers = passed_headers(exchange.headers, KEY_HEADERS if caller.own else NO_HEADERS)
-        request = EngineRequest("POST", target, headers, caller.with_sampling(raw), can_assemble)
+        request = EngineRequest("POST", target, headers, caller.with_sampling(raw), assembled)
         await self._relay.carry(exchange, call, request, recording)
 
     def _call(

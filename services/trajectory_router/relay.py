@@ -49,8 +49,8 @@ class EngineRequest(NamedTuple):
     target: str
     headers: Sequence[Header]
     body: bytes
-    can_assemble: bool = False
-    """It asks for an answer that is not streamed, and that can be assembled from a stream."""
+    assembled: str = ""
+    """Route of an answer that is not streamed, and that can be assembled from a stream; empty: it cannot."""
 
 
 class Relay:
@@ -121,7 +121,7 @@ class Relay:
                 return False
             FIRST_BYTE.observe(asyncio.get_running_loop().time() - began)
             delivery = Delivery(self._admission, exchange, call, worker, answer)
-            await delivery.deliver(recording, Assembly() if self._assembles(worker, request) else None)
+            await delivery.deliver(recording, Assembly(request.assembled) if self._assembles(worker, request) else None)
             return True
         finally:
             answer.close()
@@ -132,7 +132,7 @@ class Relay:
             raise Unreachable("it was removed")
         body, headers = request.body, request.headers
         if self._assembles(worker, request):
-            body = streamed(body)
+            body = streamed(body, request.assembled)
         if recording is not None:
             body, headers = recording.request(worker, known.engine, body, headers)
         if known.engine in CLOSES_STREAMED:
@@ -142,4 +142,4 @@ class Relay:
     def _assembles(self, worker: str, request: EngineRequest) -> bool:
         """Return whether an engine streams an answer that its caller gets whole."""
         known = self._workers.by_id.get(worker)
-        return request.can_assemble and known is not None and known.engine in ABORT_STREAMS_ONLY
+        return bool(request.assembled) and known is not None and known.engine in ABORT_STREAMS_ONLY

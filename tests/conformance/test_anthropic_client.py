@@ -12,7 +12,7 @@ import pytest
 from tests.services.trajectory_router.engines.llamacpp import CONTEXT, LlamaWorker
 from tests.services.trajectory_router.engines.llamacpp_process import MODEL
 from tests.services.trajectory_router.engines.routed import RoutedEngines, running_routed
-from tests.services.trajectory_router.engines.waiting import until_idle
+from tests.services.trajectory_router.engines.waiting import until, until_idle
 
 Pair = tuple[LlamaWorker, LlamaWorker]
 MESSAGES: Any = [{"role": "user", "content": "Count: 1, 2, 3"}]
@@ -87,14 +87,21 @@ def test_an_engines_refusal_is_the_clients_exception(client: anthropic.Anthropic
         client.messages.create(model=MODEL, messages=long, max_tokens=1)
 
 
+@pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_disconnects_frees_its_slot(
-    async_client: anthropic.AsyncAnthropic, llamacpp_pair: Pair
+    async_client: anthropic.AsyncAnthropic, llamacpp_pair: Pair, *, stream: bool
 ) -> None:
-    stream = await async_client.messages.create(
-        model=MODEL, messages=MESSAGES, max_tokens=LONG, stream=True, extra_body={"ignore_eos": True}
-    )
-    await anext(aiter(stream))
-    await stream.close()
+    create = async_client.messages.create
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": LONG, "extra_body": {"ignore_eos": True}}
+    if stream:
+        answer = await create(**asked, stream=True)
+        await anext(aiter(answer))
+        await answer.close()
+    else:
+        call = asyncio.create_task(create(**asked))
+        await until(lambda: sum(worker.busy() for worker in llamacpp_pair), pause_s=0.2)
+        call.cancel()
+        await asyncio.wait([call])
     await until_idle(lambda: sum(worker.busy() for worker in llamacpp_pair))
     longest = max(slot.get("n_prompt_tokens", 0) for worker in llamacpp_pair for slot in worker.slots())
     assert longest < LONG // 2, "the call has not run to its end"

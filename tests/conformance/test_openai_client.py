@@ -130,6 +130,18 @@ def test_calls_of_a_trajectory_stay_on_one_worker(client: openai.OpenAI, routed:
     assert workers["a"] | workers["b"] == set(routed.workers())
 
 
+def test_a_response_whole_and_streamed(client: openai.OpenAI) -> None:
+    """Whole, it is assembled from the stream of an engine that aborts streamed calls only."""
+    asked: Any = {"model": MODEL, "input": "Count: 1, 2, 3", "max_output_tokens": 6, "temperature": 0}
+    answer = client.responses.create(**asked)
+    assert (answer.object, answer.model) == ("response", MODEL)
+    assert answer.usage is not None
+    assert 0 < answer.usage.output_tokens <= 6
+    events = list(client.responses.create(**asked, stream=True))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert answer.output_text == events[-1].response.output_text
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_disconnects_frees_its_slot(
     async_client: openai.AsyncOpenAI, llamacpp_pair: Pair, stream: bool

@@ -50,6 +50,17 @@ async def test_a_request_passes_byte_for_byte(start_router: StartRouter) -> None
     assert lower["host"] == engine.url.removeprefix("http://")
 
 
+async def test_what_no_engine_has_is_an_error_that_clients_of_engines_read(start_router: StartRouter) -> None:
+    router = await start_router(1)
+    for method, path in (("POST", "/v1/audio/speech"), ("GET", "/v1/files"), ("HEAD", "/v1/files")):
+        async with router.http.request(method, path, json={}) as response:
+            assert response.status == 404, path
+            if method != "HEAD":
+                error = (await response.json())["error"]
+                assert (error["code"], path in error["message"]) == (404, True), error
+    assert router.engines[0].received == []
+
+
 async def test_events_arrive_while_the_engine_still_writes(start_router: StartRouter) -> None:
     router = await start_router(1)
     (engine,) = router.engines

@@ -35,6 +35,14 @@ class RouterAt(msgspec.Struct, frozen=True, tag="router"):
     url: str
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Answer with `Pong`, which shows that the loop runs."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """Answer to `Ping`."""
+
+
 class CallsChanged(msgspec.Struct, frozen=True, tag="calls"):
     """Model calls of a trajectory that are under way now."""
 
@@ -45,9 +53,10 @@ class CallsChanged(msgspec.Struct, frozen=True, tag="calls"):
     buffers of the connection. If all calls wait, the environment can be frozen without a loss."""
 
 
-Down = Serve | StopServing | RouterAt
+Down = Serve | StopServing | RouterAt | Ping
+Up = CallsChanged | Pong
 _down: Final = msgspec.json.Decoder(Down)
-_up: Final = msgspec.json.Decoder(CallsChanged)
+_up: Final = msgspec.json.Decoder(Up)
 encode: Final = msgspec.json.Encoder().encode
 
 
@@ -61,7 +70,7 @@ def receive_down(channel: socket.socket) -> tuple[Down | None, list[int]]:
     return (_down.decode(packet) if packet else None), descriptors
 
 
-def receive_up(channel: socket.socket) -> CallsChanged | None:
+def receive_up(channel: socket.socket) -> Up | None:
     """Return the forwarder's next message; None: it has ended.
 
     Raises:
@@ -85,7 +94,7 @@ class ControlOutbox:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, message: Down | CallsChanged, descriptor: int = -1) -> None:
+    def put(self, message: Down | Up, descriptor: int = -1) -> None:
         """Send a message as soon as possible, with a copy of a descriptor."""
         if self._closed:
             return

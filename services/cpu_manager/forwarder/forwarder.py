@@ -22,7 +22,15 @@ import msgspec
 from redis.asyncio import Redis
 
 from services.cpu_manager.environments.protocol import BadEnvironment
-from services.cpu_manager.forwarder.control import CallsChanged, ControlOutbox, RouterAt, Serve, StopServing, receive_up
+from services.cpu_manager.forwarder.control import (
+    CallsChanged,
+    ControlOutbox,
+    Ping,
+    RouterAt,
+    Serve,
+    StopServing,
+    receive_up,
+)
 from services.cpu_manager.sandbox.transport import socket_pair
 from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
 from shared.bus.connection import TRANSIENT
@@ -43,6 +51,8 @@ ROUTER_WAIT_S: Final[Seconds] = 5.0
 _LOOK_S: Final[Seconds] = 0.25
 _FOLLOW_S: Final[Seconds] = 2.0
 """Pause between two reads of the router's address."""
+SILENT_S: Final[Seconds] = 20.0
+"""Time without an answer to a ping after which the forwarder is killed and started again. Its calls break off."""
 _END_S: Final[Seconds] = 2.0
 _AGAIN_S: Final[Seconds] = 0.1
 _MOST_AGAIN_S: Final[Seconds] = 5.0
@@ -61,6 +71,7 @@ class _Process:
     def __init__(self, on_calls: Callable[[CallsChanged], None]) -> None:
         """Start it. It is ready when it receives: messages wait until then."""
         self.ended = asyncio.Event()
+        self._answers = False
         self._on_calls = on_calls
         self._channel, theirs = socket_pair()
         with theirs:
@@ -93,7 +104,21 @@ class _Process:
                 asyncio.get_running_loop().remove_reader(self._channel.fileno())
                 self.ended.set()
                 return
-            self._on_calls(message)
+            self._answers = True
+            if isinstance(message, CallsChanged):
+                self._on_calls(message)
+
+    async def until_ended(self) -> None:
+        """Return when it has ended, or answers nothing any more."""
+        while not self.ended.is_set():
+            self._answers = False
+            self.outbox.put(Ping())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SILENT_S):
+                    await self.ended.wait()
+            if not self._answers and not self.ended.is_set():
+                _log.warning("forwarder_silent", pid=self.pid, for_s=SILENT_S)
+                return
 
     async def stop(self) -> None:
         """End it, and wait until it is reaped."""
@@ -222,7 +247,7 @@ class ModelForwarder:
             for trajectory in self._listeners:
                 self._send_listener(process, trajectory)
             try:
-                await process.ended.wait()
+                await process.until_ended()
             finally:
                 self._process = None
                 await process.stop()

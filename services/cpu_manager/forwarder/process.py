@@ -16,7 +16,15 @@ from typing import Final, NoReturn
 
 import uvloop
 
-from services.cpu_manager.forwarder.control import CallsChanged, ControlOutbox, RouterAt, Serve, receive_down
+from services.cpu_manager.forwarder.control import (
+    CallsChanged,
+    ControlOutbox,
+    Ping,
+    Pong,
+    RouterAt,
+    Serve,
+    receive_down,
+)
 from services.cpu_manager.forwarder.served import ServedTrajectory
 from services.cpu_manager.sandbox.walls import syscalls
 from shared.runtime import log
@@ -86,6 +94,8 @@ class _Served:
                 self.ended.set()
             elif isinstance(message, RouterAt):
                 self._router_url = message.url
+            elif isinstance(message, Ping):
+                self._outbox.put(Pong())
             else:
                 self._forget(message.trajectory)
                 if isinstance(message, Serve):

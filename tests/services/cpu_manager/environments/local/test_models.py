@@ -131,6 +131,24 @@ async def test_a_killed_forwarder_comes_back(with_model: CellEnvironment, mesh: 
     assert await printed(with_model, "print(openai().status)") == "200"
 
 
+@pytest.fixture
+def soon_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarder_module, "SILENT_S", 0.5)
+
+
+@pytest.mark.usefixtures("soon_silent")
+async def test_a_forwarder_that_hangs_is_replaced_and_one_that_answers_is_not(
+    with_model: CellEnvironment, mesh: ModelMesh
+) -> None:
+    assert await printed(with_model, "print(openai().status)") == "200"
+    running = mesh.forwarder.pid
+    await asyncio.sleep(1.5)
+    assert mesh.forwarder.pid == running
+    os.kill(running, signal.SIGSTOP)
+    await until(lambda: mesh.forwarder.pid not in (0, running), "it was not started again")
+    assert await printed(with_model, "print(openai().status)") == "200"
+
+
 async def test_a_forwarder_ends_with_its_manager(with_model: CellEnvironment, mesh: ModelMesh) -> None:
     assert await printed(with_model, "print(openai().status)") == "200"
     pid = mesh.forwarder.pid

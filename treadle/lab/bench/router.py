@@ -35,6 +35,7 @@ PEERS: Final = ("sglang_router", "vllm_router")
 LONG_TOKENS: Final = 100_000
 BYTES_A_TOKEN: Final = 4
 START_S: Final = 30.0
+ROUTER: Final = "trajectory_router"
 _SENT: Final = re.compile(rb'"sent":(\d+)')
 
 
@@ -77,13 +78,13 @@ class ModelTarget:
 
 
 async def routed_calls(bench: Bench) -> list[BenchFigure]:
-    """Measure calls of a model through a router of its own process, and directly."""
+    """Measure calls of a model through the stack's router, and directly; then through a replica that does not lead."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     async with (
         aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as http,
         _engine() as engine_url,
-        _router(bench.mesh, http) as (router_url, pid),
     ):
+        router_url, pid = _leader(bench.mesh)
         async with http.post(f"{router_url}/workers", json={"url": engine_url}) as response:
             if response.status != 202:
                 raise BenchError(f"the router refused the engine: {await response.text()}")
@@ -93,6 +94,7 @@ async def routed_calls(bench: Bench) -> list[BenchFigure]:
             *await _rates(bench, direct, routed),
             *await _streams(bench, direct, routed),
             await _memory(routed, pid),
+            await _followed(bench, direct, http),
             *await _recorded(bench, router_url, engine_url, http),
         ]
     return figures + await _peers(bench, figures)
@@ -163,6 +165,22 @@ async def _memory(routed: ModelTarget, pid: int) -> BenchFigure:
     return figure("router.memory", what, memory_bytes(pid) / 1e6, "MB", at_most(200.0))
 
 
+async def _followed(bench: Bench, direct: ModelTarget, http: aiohttp.ClientSession) -> BenchFigure:
+    """A replica admits by messages with the leader."""
+    async with _replica(bench.mesh, http) as url:
+        rounds = await run_rounds(
+            {
+                place: _round(target.call(), 1, bench.sizes.seconds)
+                for place, target in _both(direct, ModelTarget(url, http))
+            },
+            bench.sizes.rounds,
+            bench.log,
+        )
+    p50_ms = {place: median_round(these).p50_s * 1e3 for place, these in rounds.items()}
+    added_ms = p50_ms["routed"] - p50_ms["direct"]
+    return figure("router.replica.added.p50", "one caller: added by a replica that does not lead, p50", added_ms, "ms")
+
+
 async def _recorded(bench: Bench, router_url: str, former: str, http: aiohttp.ClientSession) -> list[BenchFigure]:
     """Let another engine take the place of the former one: one that reports ids."""
     async with _engine("--ids") as engine_url:
@@ -221,9 +239,15 @@ async def _engine(*options: str) -> AsyncIterator[str]:
         await process.wait()
 
 
+def _leader(mesh: BenchMesh) -> tuple[str, int]:
+    """Return address and process of the stack's router: the only one, so it leads."""
+    assert mesh.stack is not None, "it has a stack of its own"
+    return mesh.stack.urls[ROUTER], mesh.pids[ROUTER]
+
+
 @asynccontextmanager
-async def _router(mesh: BenchMesh, http: aiohttp.ClientSession) -> AsyncIterator[tuple[str, int]]:
-    """Run a router as the stack does; yield its address and process."""
+async def _replica(mesh: BenchMesh, http: aiohttp.ClientSession) -> AsyncIterator[str]:
+    """Run another router of the same mesh as the stack does; yield its address."""
     assert mesh.redis_url is not None and mesh.database_url is not None, "it has a stack of its own"  # noqa: PT018
     stores = {"TREADLE_REDIS_URL": mesh.redis_url, "TREADLE_DATABASE_URL": mesh.database_url}
     port = _free_port()
@@ -238,7 +262,7 @@ async def _router(mesh: BenchMesh, http: aiohttp.ClientSession) -> AsyncIterator
         async with asyncio.timeout(START_S):
             while not await _ready(url, http):  # noqa: ASYNC110  # a state of another process
                 await asyncio.sleep(0.05)
-        yield url, process.pid
+        yield url
     except TimeoutError:
         raise BenchError(f"the router was not ready in {START_S:g} s") from None
     finally:

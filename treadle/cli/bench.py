@@ -22,6 +22,7 @@ from treadle.lab.bench.peers.process import running_peers
 from treadle.lab.bench.sizes import QUICK, Sizes
 from treadle.lab.bench.suite import MEASUREMENTS, run_all
 from treadle.lab.bench.table import show
+from treadle.stack.collector import settle_collector
 from treadle.testing.servers import running_valkey, temporary_home
 
 
@@ -78,6 +79,7 @@ def _measure(
     names: list[str], sizes: Sizes, url: str | None, cores: int, venv: Path | None, *, docker: bool
 ) -> BenchReport:
     """Start stack and peers on the main thread, because children are bound to it; measure on an event loop."""
+    settle_collector()  # a collection of all that this process has imported would count as latency of the mesh
     mesh: AbstractContextManager[BenchMesh] = nullcontext(running_mesh(url)) if url else own_mesh(cores, engine=docker)
     skipped: list[Skipped] = []
     python = None

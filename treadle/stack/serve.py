@@ -6,7 +6,6 @@ supervisor, or the address of the service's settings.
 
 import argparse
 import asyncio
-import gc
 import importlib
 import os
 import socket
@@ -22,12 +21,9 @@ from shared.runtime import log
 from shared.runtime.errors import Unavailable
 from shared.runtime.settings import TreadleSettings, WrongSetting, load
 from treadle.stack.bounded_http import BoundedHttp
+from treadle.stack.collector import settle_collector
 from treadle.stack.hosts import HostCheck
 
-# Start-up garbage is frozen, so the collector ignores it. Then it examines young objects every 10,000 allocations
-# (CPython's 700 costs a collection every few requests) and old ones rarely, because reference counts free what a
-# request leaves.
-GC_THRESHOLDS = (10_000, 5, 200)
 STORE_RETRY_LIMIT_S = 30.0
 """Time limit for a Valkey that starts, or loads its file, together with the service."""
 DRAIN_S = 10
@@ -37,9 +33,7 @@ DRAIN_S = 10
 class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+        settle_collector()
 
 
 def serve(factory: Callable[[], Any], *, descriptor: int | None, host: str, port: int, prefix: str) -> None:

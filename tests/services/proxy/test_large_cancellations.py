@@ -21,7 +21,7 @@ from shared.messages.actions import ACTIONS, CancelRequested
 from shared.messages.grants import Granted
 from tests.services.proxy.in_process import SimulatedNode, serving
 from tests.shared.bus.soon import soon
-from treadle.stack.serve import GC_THRESHOLDS
+from treadle.stack.collector import settle_collector
 
 LARGE = 100_000
 """With 33 us each, all at once would block the leader for longer than `LEASE_S`."""
@@ -105,9 +105,7 @@ def collector_of_a_service() -> Iterator[None]:
     holds the loop for up to a second, and the leader loses its lease to that.
     """
     before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    settle_collector()
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import asyncpg
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
 from shared.runtime import log
 from shared.runtime.units import Seconds
@@ -71,6 +71,20 @@ async def transaction(sessions: Sessions) -> AsyncIterator[AsyncSession]:
     """Yield a session in one transaction. It is committed if the block succeeds, else rolled back."""
     async with sessions.begin() as session:
         yield session
+
+
+@asynccontextmanager
+async def driver_connection(sessions: Sessions) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """Yield a connection of the driver itself, for statements on a hot path. Each of its calls is a transaction.
+
+    Errors are those of asyncpg.
+    """
+    engine: AsyncEngine = sessions.kw["bind"]
+    async with engine.connect() as connection:
+        raw = await connection.get_raw_connection()
+        driver = raw.driver_connection
+        assert driver is not None, "it is connected"
+        yield driver
 
 
 async def answers(sessions: Sessions) -> bool:

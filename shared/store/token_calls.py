@@ -7,37 +7,34 @@ whole. Serials of a trajectory are unique, so of two writers with the same view 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
 
+import asyncpg
 import msgspec
-from sqlalchemy import bindparam, delete, func, insert, select, text
-from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.types import Text
 
 from shared.runtime.units import Seconds
-from shared.store.tables import TOKEN_CALLS, TOKEN_TRAJECTORIES, UnixSeconds
+from shared.store.database import Sessions, driver_connection
+from shared.store.tables import TOKEN_CALLS, TOKEN_TRAJECTORIES
 from shared.tokens.calls import CallRecord, CallStatus, LogprobMeaning, VersionSpan
 from shared.tokens.chain_heads import ChainHead
 
 PAGE: Final = 64
 """Calls that are read at once."""
-Taken = IntegrityError
+Taken = asyncpg.IntegrityConstraintViolationError
 """A serial was taken by another writer, or a call that is extended was deleted."""
 
-_RENEW = text(
+_APPEND: Final = """
+    WITH renewed AS (
+        INSERT INTO token_trajectories (trajectory, tenant, expires_at) VALUES ($1, $13, to_timestamp($14))
+        ON CONFLICT (trajectory) DO UPDATE SET expires_at = greatest(token_trajectories.expires_at, excluded.expires_at)
+    )
+    INSERT INTO token_calls (trajectory, serial, call, extends, kept, prompt, output, logprobs, details, head_length,
+        head_digest, created_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9::text::jsonb, $10, $11, to_timestamp($12))
     """
-    INSERT INTO token_trajectories (trajectory, tenant, expires_at)
-    SELECT trajectory, tenant, :expires_at FROM unnest(:trajectory, :tenant) AS new (trajectory, tenant)
-    ORDER BY trajectory
-    ON CONFLICT (trajectory) DO UPDATE SET expires_at = greatest(token_trajectories.expires_at, excluded.expires_at)
-    """
-).bindparams(
-    bindparam("expires_at", type_=UnixSeconds),
-    bindparam("trajectory", type_=ARRAY(Text)),
-    bindparam("tenant", type_=ARRAY(Text)),
-)
 
 
 class StoredCall(NamedTuple):
@@ -79,18 +76,6 @@ class TokenCalls:
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
-
-    async def add(self, calls: Sequence[StoredCall], expires_at: Seconds) -> None:
-        """Store calls, and let the records of their trajectories expire at `expires_at` or later.
-
-        Raises:
-            Taken: a serial is taken. Nothing of the transaction is stored then.
-        """
-        tenants = {call.trajectory: call.tenant for call in calls}
-        await self._session.execute(
-            _RENEW, {"expires_at": expires_at, "trajectory": list(tenants), "tenant": list(tenants.values())}
-        )
-        await self._session.execute(insert(TOKEN_CALLS), [_row(call) for call in calls])
 
     async def ends(self, trajectory: str, most: int) -> ChainEnds:
         """Return the newest `most` ends of a trajectory's chains. O(its calls)."""
@@ -150,23 +135,64 @@ class TokenCalls:
         return int(gone.rowcount)  # type: ignore[attr-defined]
 
 
-def _row(call: StoredCall) -> dict[str, Any]:
+class CallAppender:
+    """Commits calls on a connection of its own. One caller at a time.
+
+    One statement a call, and one round trip for all: 0.3 ms and the disk's time, where a pooled session takes 3 ms.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._opened = AsyncExitStack()
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+
+    async def append(self, calls: Sequence[StoredCall], expires_at: Seconds) -> None:
+        """Commit calls in one transaction, and let the records of their trajectories expire at `expires_at` or later.
+
+        Raises:
+            Taken: a serial is taken. Nothing of the transaction is stored then.
+        """
+        # The order is that of every writer, so that none waits for another that waits for it.
+        rows = [(*_row(call), call.tenant, expires_at) for call in sorted(calls, key=_place)]
+        try:
+            connection = self._connection
+            if connection is None or connection.is_closed():
+                await self.close()
+                connection = await self._opened.enter_async_context(driver_connection(self._sessions))
+                self._connection = connection
+            await connection.executemany(_APPEND, rows)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Return the connection. Safe to call again; the next call opens another one."""
+        self._connection = None
+        await self._opened.aclose()
+
+
+def _place(call: StoredCall) -> tuple[str, int]:
+    return call.trajectory, call.record.serial
+
+
+def _row(call: StoredCall) -> tuple[Any, ...]:
+    """First arguments of `_APPEND`."""
     record, head = call.record, call.head
     details = _Details(**{name: getattr(record, name) for name in _Details.__struct_fields__})
-    return {
-        "trajectory": call.trajectory,
-        "serial": record.serial,
-        "call": record.call,
-        "extends": record.extends,
-        "kept": record.kept,
-        "prompt": record.prompt,
-        "output": record.output,
-        "logprobs": record.logprobs,
-        "details": msgspec.to_builtins(details),
-        "head_length": None if head is None else head.length,
-        "head_digest": None if head is None else head.digest,
-        "created_at": record.created_s,
-    }
+    return (
+        call.trajectory,
+        record.serial,
+        record.call,
+        record.extends,
+        record.kept,
+        record.prompt,
+        record.output,
+        record.logprobs,
+        msgspec.json.encode(details).decode(),
+        None if head is None else head.length,
+        None if head is None else head.digest,
+        record.created_s,
+    )
 
 
 def _record(row: Any) -> CallRecord:

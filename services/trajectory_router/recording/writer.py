@@ -22,8 +22,8 @@ from shared.runtime import log
 from shared.runtime.errors import Conflict, Unavailable
 from shared.runtime.units import Seconds
 from shared.store import database
-from shared.store.database import Sessions, transaction
-from shared.store.token_calls import StoredCall, Taken, TokenCalls
+from shared.store.database import Sessions
+from shared.store.token_calls import CallAppender, StoredCall, Taken, TokenCalls
 from shared.tokens.calls import CallRecord
 from shared.tokens.chain_heads import MOST_HEADS
 
@@ -69,6 +69,7 @@ class TokenWriter:
         self._clock = clock
         self._keep_s = keep_s
         self._most_ids = most_ids
+        self._appender = CallAppender(sessions)
         self._known = KnownChains()
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
@@ -121,11 +122,14 @@ class TokenWriter:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            while self._waiting:
-                await self._flush(self._taken())
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                while self._waiting:
+                    await self._flush(self._taken())
+        finally:
+            await self._appender.close()
 
     def _taken(self) -> list[_Waiting]:
         taken: list[_Waiting] = []
@@ -158,8 +162,7 @@ class TokenWriter:
         while left:
             try:
                 calls = await self._chained(left)
-                async with transaction(self._sessions) as session:
-                    await TokenCalls(session).add(calls, self._clock.unix() + self._keep_s)
+                await self._appender.append(calls, self._clock.unix() + self._keep_s)
             except Taken:
                 conflicts += 1
                 if conflicts == MOST_CONFLICTS:

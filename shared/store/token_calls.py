@@ -158,8 +158,8 @@ class CallAppender:
             connection = self._connection
             if connection is None or connection.is_closed():
                 await self.close()
-                connection = await self._opened.enter_async_context(driver_connection(self._sessions))
-                self._connection = connection
+                opened = await self._opened.enter_async_context(driver_connection(self._sessions))
+                connection = self._connection = opened
             await connection.executemany(_APPEND, rows)
         except BaseException:
             await self.close()

@@ -9,14 +9,14 @@ from treadle.lab.bench.figures import BenchError
 
 PACKAGES = (
     *("dramatiq[redis]>=1.18", "hiredis>=3", "ray>=2.50", "redis>=6", "throttled-py[redis]>=3", "uvloop>=0.21"),
-    *("litellm>=1.106", "fastapi>=0.115", "backoff>=2", "orjson>=3"),
-    *("sglang-router>=0.3.2", "vllm-router>=0.1.17", "aiohttp>=3.11"),
+    *("litellm>=1.110", "fastapi>=0.115", "backoff>=2", "orjson>=3"),
+    *("sglang-router>=0.3.2", "vllm-router>=0.1.17", "aiohttp>=3.11", "msgspec>=0.19"),
 )
 """The dependency group ``peers``, packages that make dramatiq's client as fast as ours, and those that LiteLLM's
 limiter imports."""
 INSTALL_TIMEOUT_S = 600.0
 CHECK = (
-    "import aiohttp, dramatiq, fastapi, hiredis, litellm, ray, redis.asyncio, throttled, uvloop"
+    "import aiohttp, dramatiq, fastapi, hiredis, litellm, msgspec, ray, redis.asyncio, throttled, uvloop"
     "; import sglang_router, vllm_router"
 )
 FOLDER = Path(".peers")

@@ -22,6 +22,7 @@ from services.cpu_manager.managed_environments import (
     NONE_HERE,
     Ending,
     ManagedEnvironment,
+    UnparkedAction,
     age_s,
     environment_units,
 )
@@ -107,12 +108,12 @@ class EnvironmentRegistry:
         if managed is not None:
             await managed.resume(task, cores)
 
-    def acting_in(self, trajectory: str) -> tuple[Granted, Environment] | None:
-        """Return the action that runs in this environment now, and the environment; None: there is none."""
+    def acting_in(self, trajectory: str) -> UnparkedAction | None:
+        """Return the action that runs in this environment now; None: there is none, or it is parked."""
         managed = self._environments.get(trajectory)
-        if managed is None or managed.grant is None or managed.environment is None:
+        if managed is None or managed.grant is None or managed.environment is None or managed.parked:
             return None
-        return managed.grant, managed.environment
+        return UnparkedAction(managed.grant, managed.environment, managed.thaws)
 
     def detach(self, task: asyncio.Task[AttemptResult]) -> None:
         """Detach an ended attempt from its environment. Its outcome is reported before anything else happens."""

@@ -56,6 +56,15 @@ DIED = Ending("died", "its environment has died")
 NONE_HERE = Ending("died", "this node has no environment of its trajectory")
 
 
+class UnparkedAction(NamedTuple):
+    """An action that is not parked, in its environment."""
+
+    grant: Granted
+    environment: Environment
+    thaws: int
+    """Continuations of its environment so far: while it is frozen, it only seems to be idle."""
+
+
 @dataclass(slots=True, eq=False)
 class ManagedEnvironment:
     """Lifecycle of one environment on this node: from the attempt that creates it until its closing is reported."""
@@ -74,6 +83,10 @@ class ManagedEnvironment:
     """The attempt that acts in it now."""
     grant: Granted | None = None
     """Of that attempt."""
+    parked: bool = False
+    """That attempt is frozen, and has no cores."""
+    thaws: int = 0
+    """Increases with each continuation."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while there is one."""
     limit: ExecutionLimit | None = None
@@ -107,6 +120,7 @@ class ManagedEnvironment:
             yield limit
         finally:
             self.actor = self.grant = self.limit = None
+            self.parked = False
             self.begun.clear()
 
     async def park(self, task: asyncio.Task[AttemptResult]) -> bool:
@@ -120,6 +134,7 @@ class ManagedEnvironment:
                         if self.actor is not task or self.limit is None:
                             return False
                         self.limit.hold()
+                        self.parked = True
                         return True
                 except RuntimeUnavailable as error:
                     _log.warning("environment_not_frozen", trajectory=self.trajectory, reason=str(error))
@@ -135,6 +150,7 @@ class ManagedEnvironment:
             if self.limit is not None:
                 self.limit.proceed()
             await self.environment.resume(cores)
+            self.parked, self.thaws = False, self.thaws + 1
 
     def die(self, reason: str = "") -> None:
         """Record that it was found dead. An end that has already begun keeps its reason."""

@@ -5,7 +5,8 @@ processes are idle, its cores are of no use to it. RollArt (§4) and Heddle sepa
 the same cores compute for another agent meanwhile.
 
 Laws (tests/services/cpu_manager/test_model_waits.py):
-  - an action is parked only after its processes have been idle for `after_s` while all open calls waited;
+  - an action is parked only after all open calls have waited for `after_s`, and its processes were idle in the second
+    half of it. Time in which it was frozen does not count;
   - it continues as soon as its calls change (one is answered, ends, or is begun), unless a caller has parked it;
   - the request to continue is repeated until Valkey has answered it.
 """
@@ -19,7 +20,7 @@ from typing import Final, Protocol
 
 from redis.asyncio import Redis
 
-from services.cpu_manager.environments.protocol import Environment
+from services.cpu_manager.managed_environments import UnparkedAction
 from services.cpu_manager.metrics import MODEL_WAITS
 from shared.bus import parking
 from shared.bus.connection import with_retries
@@ -31,6 +32,9 @@ REASON: Final = "its model answers"
 """Reason of the parked action, for people."""
 IDLE_SHARE: Final = 0.2
 """Share of one core below which processes are idle: a client that reads a stream uses some."""
+MOST_PARKED_S: Final[Seconds] = 120.0
+"""Time after which a parked action continues although its call is open. Its client, and its time limit, may end a call
+that never ends; an idle one is parked again."""
 _MOST_PAUSE_S: Final[Seconds] = 1.0
 """Longest pause between two looks at processes that are not idle."""
 
@@ -38,8 +42,8 @@ _MOST_PAUSE_S: Final[Seconds] = 1.0
 class ActingEnvironments(Protocol):
     """The environments of this node."""
 
-    def acting_in(self, trajectory: str) -> tuple[Granted, Environment] | None:
-        """Return the action that runs in this environment now, and the environment."""
+    def acting_in(self, trajectory: str) -> UnparkedAction | None:
+        """Return the action that runs in this environment now; None: there is none, or it is parked."""
         ...
 
 
@@ -100,44 +104,46 @@ class ModelWaits:
         """Park the actions of one environment and let them continue, until no call is open."""
         while calls.open:
             version = calls.version
-            if calls.wait and (grant := await self._idle(trajectory, calls, version)) is not None:
+            if not calls.wait:
+                await calls.change_after(version)
+            elif (grant := await self._idle(trajectory, calls, version)) is not None:
                 await self._park(grant, calls, version)
-            await calls.change_after(version)
         del self._calls[trajectory]
 
     async def _idle(self, trajectory: str, calls: _Calls, version: int) -> Granted | None:
         """Return the running action as soon as its processes are idle. None: the calls have changed before."""
-        pause_s, before = self._after_s, await self._used(trajectory)
+        pause_s = self._after_s / 2
+        if await calls.change_after(version, pause_s):  # quick calls cost no measurement
+            return None
+        before = await self._used(trajectory)
         while not await calls.change_after(version, pause_s):
             after = await self._used(trajectory)
-            if (
-                before is not None
-                and after is not None
-                and before[0] is after[0]
-                and after[1] - before[1] <= IDLE_SHARE * pause_s
-            ):
-                return after[0]
+            if before is not None and after is not None and before[0] == after[0]:
+                used_s = after[1] - before[1]
+                if used_s <= IDLE_SHARE * pause_s:
+                    return after[0].grant
             before, pause_s = after, max(self._after_s, min(2 * pause_s, _MOST_PAUSE_S))
         return None
 
-    async def _used(self, trajectory: str) -> tuple[Granted, Seconds] | None:
+    async def _used(self, trajectory: str) -> tuple[UnparkedAction, Seconds] | None:
         """Return the running action, and the CPU time of its environment. None: there is none, or it is unknown."""
-        acting = self._environments.acting_in(trajectory)
-        if acting is None:
+        running = self._environments.acting_in(trajectory)
+        if running is None:
             return None
-        grant, environment = acting
-        cpu_s = await environment.cpu_s()
-        return None if cpu_s is None else (grant, cpu_s)
+        cpu_s = await running.environment.cpu_s()
+        return None if cpu_s is None else (running, cpu_s)
 
     async def _park(self, grant: Granted, calls: _Calls, version: int) -> None:
-        """Park an action until its calls change."""
+        """Park an action until its calls change, or for `MOST_PARKED_S`."""
         action, name, node = grant.action, parking.grant_of(grant.attempt, self._node), self._node
         receipt = await with_retries(
             lambda: parking.park(self._redis, action, REASON, grant=name, parker=node), what="parking", limit_s=None
         )
-        if receipt == "requested":
-            with MODEL_WAITS.time():
-                await calls.change_after(version)
-                await with_retries(
-                    lambda: parking.resume(self._redis, action, grant=name, parker=node), what="resuming", limit_s=None
-                )
+        if receipt != "requested":
+            await calls.change_after(version, _MOST_PAUSE_S)
+            return
+        with MODEL_WAITS.time():
+            await calls.change_after(version, MOST_PARKED_S)
+            await with_retries(
+                lambda: parking.resume(self._redis, action, grant=name, parker=node), what="resuming", limit_s=None
+            )

@@ -188,7 +188,11 @@ class RouterLeadership:
         term = LeaderTerm(epoch, self._make_router(), self._admission, self._redis, clock, self._canary)
         term.put(*known, *(CallRestored(call, worker) for call, worker in self._admission.in_flight()))
         self._leading = term
-        await stored.publish(self._redis, RouterLeads(epoch=epoch, replica=self._admission.replica))
+        try:
+            await stored.publish(self._redis, RouterLeads(epoch=epoch, replica=self._admission.replica))
+        except BaseException:
+            self._end_term()  # the next round takes over again
+            raise
         self._task = asyncio.create_task(term.run(), name="decisions")
         if self._gathering:
             asyncio.get_running_loop().call_later(GATHER_S, self._admit, term)
@@ -256,7 +260,10 @@ class RouterLeadership:
                     if not self._gathering:
                         self._admit(self._leading)
             case WorkersChanged():
-                await self.refresh_workers()
+                try:
+                    await self.refresh_workers()
+                except TRANSIENT as error:  # `watch_replicas` reads them again
+                    _log.warning("valkey_unavailable", what="workers", error=str(error))
             case ModelTrajectoryClosed(trajectory=trajectory, tenant=tenant):
                 name = routed_name(tenant, trajectory)
                 self._admission.close_trajectory(name)

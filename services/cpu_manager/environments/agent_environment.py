@@ -173,7 +173,7 @@ class AgentEnvironment(Generic[Handle]):
         """See `Environment.cpu_s`."""
         try:
             return (await self.handle.usage()).cpu_s or None  # zero: its runtime does not measure
-        except (Gone, RuntimeUnavailable):
+        except (Gone, RuntimeUnavailable, OSError, ValueError):  # a measurement is not worth its node
             return None
 
     async def close(self) -> None:

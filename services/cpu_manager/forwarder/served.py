@@ -208,6 +208,7 @@ class ServedTrajectory:
             while data:
                 await self._write(response, data, call)
                 data = await answer.next()
+            self._blocks(call)  # its end may wait for a reader, too
             await response.write_eof()
         except AnswerBroken:
             if request.transport is not None:

@@ -9,7 +9,9 @@ from typing import cast
 
 import pytest
 
+from services.cpu_manager import model_waits
 from services.cpu_manager.environments.protocol import Environment
+from services.cpu_manager.managed_environments import UnparkedAction
 from services.cpu_manager.model_waits import REASON, ModelWaits
 from shared.bus import functions, parking
 from shared.bus.actions import read_action
@@ -33,11 +35,15 @@ class Node:
     journal: Journal
     waits: ModelWaits = field(init=False)
     environment: FakeEnvironment = field(default_factory=lambda: FakeEnvironment("t1", SPEC, FakeRuntime()))
+    parked: bool = False
+    thaws: int = 0
     grant: Granted | None = field(default_factory=lambda: in_environment("a1", "t1"))
 
-    def acting_in(self, trajectory: str) -> tuple[Granted, Environment] | None:
+    def acting_in(self, trajectory: str) -> UnparkedAction | None:
         assert trajectory == "t1"
-        return None if self.grant is None else (self.grant, cast("Environment", self.environment))
+        if self.grant is None or self.parked:
+            return None
+        return UnparkedAction(self.grant, cast("Environment", self.environment), self.thaws)
 
     def calls(self, open_calls: int, waiting: int) -> None:
         self.waits.changed("t1", open_calls, waiting)
@@ -64,6 +70,7 @@ class Node:
 async def node(redis_url: str) -> AsyncIterator[Node]:
     crashes = list[bool]()
     async with connect(redis_url, name="test") as redis:
+        await functions.load(redis)
         journal = await Journal.led(redis)
         await opened(journal)
         await submit(journal, "a1")
@@ -119,6 +126,39 @@ async def test_of_two_calls_the_first_answer_lets_it_continue(node: Node) -> Non
     await node.has_asked("Park", "Resu", "Park")
     node.calls(0, 0)
     await node.has_asked("Park", "Resu", "Park", "Resu")
+
+
+async def test_an_action_that_waits_for_its_cores_is_not_parked_again(node: Node) -> None:
+    """It is frozen still, so it only seems to be idle."""
+    node.calls(2, 2)
+    await node.has_asked("Park")
+    node.parked = True
+    node.calls(1, 1)
+    await node.has_asked("Park", "Resu")
+    await node.still_asks("Park", "Resu")
+    node.parked, node.thaws = False, 1
+    await node.has_asked("Park", "Resu", "Park")
+
+
+async def test_a_thaw_between_two_looks_is_no_idle_time(node: Node) -> None:
+    async with asyncio.TaskGroup() as tasks:
+
+        async def thaw() -> None:
+            while True:
+                await asyncio.sleep(AFTER_S / 4)
+                node.thaws += 1
+
+        thawing = tasks.create_task(thaw())
+        node.calls(1, 1)
+        await node.still_asks()
+        thawing.cancel()
+    await node.has_asked("Park")
+
+
+async def test_a_call_that_never_ends_does_not_park_for_ever(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_waits, "MOST_PARKED_S", 0.2)
+    node.calls(1, 1)
+    await node.has_asked("Park", "Resu", "Park")
 
 
 async def test_changes_that_arrive_together_are_one_change(node: Node) -> None:

@@ -13,7 +13,7 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
-from treadle.cli.proxy import WRONG, CommandFailed, check_proxy
+from treadle.cli.proxy import NOT_UP, WRONG, CommandFailed, check_proxy
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.grading.agent_demonstration import (
     BROKEN,
@@ -94,22 +94,38 @@ async def _model(engine: str | None, model: str | None, console: Console) -> Asy
 
 @asynccontextmanager
 async def _worker(router: str, key: str | None, engine: str) -> AsyncIterator[None]:
-    """Register an engine for as long as the context lasts."""
+    """Register an engine for as long as the context lasts. One that is registered already is left as it is."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with aiohttp.ClientSession(router, headers=headers, timeout=aiohttp.ClientTimeout(total=60)) as http:
-        try:
-            async with http.post("/workers", json={"url": engine}) as reply:
-                answer: dict[str, Any] = await reply.json()
-                if reply.status >= 300:
-                    raise CommandFailed(f"the router refuses {engine}: {answer.get('detail', answer)}", WRONG)
-        except aiohttp.ClientError as error:
-            raise CommandFailed(f"no router answers at {router}: {error}", WRONG) from error
+        added = await _added(http, router, engine)
         try:
             yield
         finally:
-            with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
-                async with http.delete(f"/workers/{answer['worker_id']}"):
-                    pass
+            if added is not None:
+                with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
+                    async with http.delete(f"/workers/{added}"):
+                        pass
+
+
+async def _added(http: aiohttp.ClientSession, router: str, engine: str) -> str | None:
+    """Register an engine, and return its id; None: it was registered already."""
+    try:
+        async with http.get("/workers") as reply:
+            listed: dict[str, Any] = await reply.json()
+        if engine.rstrip("/") in [worker["url"] for worker in listed.get("workers", [])]:
+            return None
+        async with http.post("/workers", json={"url": engine}) as reply:
+            answer: dict[str, Any] = await reply.json()
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise CommandFailed(f"no router answers at {router}: {error}", NOT_UP) from error
+    if reply.status >= 300:
+        raise CommandFailed(f"the router rejected {engine}: {answer.get('detail', answer)}", WRONG)
+    return str(answer["worker_id"])
+
+
+def _last(text: str) -> str:
+    """Last line of a file; empty if it has none."""
+    return (text.strip().splitlines() or [""])[-1].strip()
 
 
 def show(found: AgentDemonstration, console: Console) -> None:
@@ -133,7 +149,7 @@ def show(found: AgentDemonstration, console: Console) -> None:
             f"{stage.parked_s:.1f} s without one while its model answered, {stage.queue_s:.1f} s in queues",
             soft_wrap=True,
         )
-    console.print(f"[red]- {BROKEN.splitlines()[-1].strip()}[/]\n[green]+ {found.file.splitlines()[-1].strip()}[/]")
+    console.print(f"[red]- {_last(BROKEN)}[/]\n[green]+ {_last(found.file)}[/]")
     passed = "[green]✓[/]" if found.graded.passed else "[red]✗[/]"
     console.print(f"{passed} graded in a fresh sandbox: reward {found.reward}")
     for number, row in enumerate(found.rows):

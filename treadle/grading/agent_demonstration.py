@@ -94,7 +94,7 @@ async def demonstrate_agent(
         await _act(client, trajectory, "env.write", {"path": FILE, "content": BROKEN})
         agent = await _act(client, trajectory, "env.exec", {"argv": _command(mini, model), "env": VARIABLES})
         _check(agent, mini)
-        file = str((await _act(client, trajectory, "env.read", {"path": FILE})).output["content"])
+        file = str((await _act(client, trajectory, "env.read", {"path": FILE})).output.get("content", ""))
         entered("Its repair is graded in a fresh sandbox")
         graded = await client.run("code.asserts", {"code": file, "tests": TESTS}, request_id=trajectory)
         entered("Its tokens are read")
@@ -116,5 +116,5 @@ def _command(mini: Path, model: str) -> list[str]:
 def _check(agent: Answer, mini: Path) -> None:
     if agent.ended != "ok":
         raise AgentMissing(f"the agent did not run: {agent.ended}: {agent.reason}")
-    if agent.output.get("exit_code") is None:
-        raise AgentMissing(f"{mini} cannot be executed in the sandbox: {agent.output.get('error') or agent.reason}")
+    if agent.output.get("error"):
+        raise AgentMissing(f"{mini} cannot be executed in the sandbox: {agent.output['error']}")

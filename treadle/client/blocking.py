@@ -6,6 +6,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from treadle.client.asynchronous import CANCEL_S, AsyncTreadle
@@ -42,12 +43,14 @@ class LoopThread:
             finally:
                 ended.set()
 
-        future = asyncio.run_coroutine_threadsafe(tracked(), self._loop)
+        future: Future[R] | None = None
         try:
+            future = asyncio.run_coroutine_threadsafe(tracked(), self._loop)
             return future.result()
         except KeyboardInterrupt:
-            future.cancel()
-            ended.wait(CANCEL_S + 1.0)
+            if future is not None:
+                future.cancel()
+                ended.wait(CANCEL_S + 1.0)
             raise
 
     def close(self) -> None:

@@ -83,8 +83,8 @@ async def routed_calls(bench: Bench) -> list[BenchFigure]:
     async with (
         aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as http,
         _engine() as engine_url,
+        _leader(bench.mesh, http) as (router_url, pid),
     ):
-        router_url, pid = _leader(bench.mesh)
         async with http.post(f"{router_url}/workers", json={"url": engine_url}) as response:
             if response.status != 202:
                 raise BenchError(f"the router refused the engine: {await response.text()}")
@@ -167,7 +167,7 @@ async def _memory(routed: ModelTarget, pid: int) -> BenchFigure:
 
 async def _followed(bench: Bench, direct: ModelTarget, http: aiohttp.ClientSession) -> BenchFigure:
     """A replica admits by messages with the leader."""
-    async with _replica(bench.mesh, http) as url:
+    async with _replica(bench.mesh, http) as (url, _):
         rounds = await run_rounds(
             {
                 place: _round(target.call(), 1, bench.sizes.seconds)
@@ -239,15 +239,21 @@ async def _engine(*options: str) -> AsyncIterator[str]:
         await process.wait()
 
 
-def _leader(mesh: BenchMesh) -> tuple[str, int]:
-    """Return address and process of the stack's router: the only one, so it leads."""
-    assert mesh.stack is not None, "it has a stack of its own"
-    return mesh.stack.urls[ROUTER], mesh.pids[ROUTER]
+@asynccontextmanager
+async def _leader(mesh: BenchMesh, http: aiohttp.ClientSession) -> AsyncIterator[tuple[str, int]]:
+    """Yield address and process of the stack's router, or of one of our own if it has none. It is the only one, so it
+    leads.
+    """
+    if mesh.stack is not None and ROUTER in mesh.pids:
+        yield mesh.stack.urls[ROUTER], mesh.pids[ROUTER]
+        return
+    async with _replica(mesh, http) as started:
+        yield started
 
 
 @asynccontextmanager
-async def _replica(mesh: BenchMesh, http: aiohttp.ClientSession) -> AsyncIterator[str]:
-    """Run another router of the same mesh as the stack does; yield its address."""
+async def _replica(mesh: BenchMesh, http: aiohttp.ClientSession) -> AsyncIterator[tuple[str, int]]:
+    """Run another router of the same mesh as the stack does; yield its address and process."""
     assert mesh.redis_url is not None and mesh.database_url is not None, "it has a stack of its own"  # noqa: PT018
     stores = {"TREADLE_REDIS_URL": mesh.redis_url, "TREADLE_DATABASE_URL": mesh.database_url}
     port = _free_port()
@@ -262,7 +268,7 @@ async def _replica(mesh: BenchMesh, http: aiohttp.ClientSession) -> AsyncIterato
         async with asyncio.timeout(START_S):
             while not await _ready(url, http):  # noqa: ASYNC110  # a state of another process
                 await asyncio.sleep(0.05)
-        yield url
+        yield url, process.pid
     except TimeoutError:
         raise BenchError(f"the router was not ready in {START_S:g} s") from None
     finally:

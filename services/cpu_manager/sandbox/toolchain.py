@@ -86,7 +86,8 @@ def visible(paths: str) -> tuple[str, ...]:
     for path in found:
         if not Path(path).is_absolute() or ".." in Path(path).parts:
             raise ValueError(f"{path} is not an absolute path")
-        if path == "/" or any(Path(path).is_relative_to(own) for own in _OWN):
+        own = [*_OWN, *_SYSTEM]  # the last are there already, some as links
+        if any(Path(path).is_relative_to(one) or Path(one).is_relative_to(path) for one in own):
             raise ValueError(f"{path} cannot be shown: programs have a directory of their own there")
         if not Path(path).exists():
             raise ValueError(f"{path} does not exist")

@@ -52,6 +52,8 @@ async def test_a_shown_path_can_be_read_and_not_changed(rung: Rung) -> None:
         ("/opt:/tmp/agents", "a directory of their own"),
         ("/etc/ssl", "a directory of their own"),
         ("/proc/1", "a directory of their own"),
+        ("/var", "a directory of their own"),
+        ("/bin/sh", "a directory of their own"),
         ("/opt/nothing-of-this-name", "does not exist"),
     ],
 )
@@ -68,5 +70,5 @@ def test_nothing_is_shown_by_default() -> None:
 
 
 def test_paths_are_separated_by_colons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CPU_MANAGER_VISIBLE_PATHS", "/opt/:/usr/share")
-    assert load(CpuManagerSettings).visible_paths == ("/opt", "/usr/share")
+    monkeypatch.setenv("CPU_MANAGER_VISIBLE_PATHS", "/opt/:/srv")
+    assert load(CpuManagerSettings).visible_paths == ("/opt", "/srv")

@@ -32,6 +32,7 @@ _ABSENT = (
     InterfaceError,
     asyncpg.InterfaceError,
     asyncpg.PostgresConnectionError,
+    asyncpg.InternalClientError,  # a statement on a connection that the server has ended at the same time
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -84,7 +85,10 @@ async def driver_connection(sessions: Sessions) -> AsyncIterator[asyncpg.Connect
         raw = await connection.get_raw_connection()
         driver = raw.driver_connection
         assert driver is not None, "it is connected"
-        yield driver
+        try:
+            yield driver
+        finally:
+            await connection.invalidate()  # after an error its state is unknown, and the pool must not lend it again
 
 
 async def answers(sessions: Sessions) -> bool:

@@ -15,7 +15,7 @@ MOST: Final = 16
 
 
 async def expire_records(sessions: Sessions, pause_s: Seconds = PAUSE_S) -> None:
-    """Delete expired records until cancelled. The first time is after a pause: nobody waits for it."""
+    """Delete expired records until cancelled, first after a pause."""
 
     async def some() -> int:
         async with transaction(sessions) as session:

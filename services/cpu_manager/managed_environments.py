@@ -150,7 +150,9 @@ class ManagedEnvironment:
             if self.limit is not None:
                 self.limit.proceed()
             await self.environment.resume(cores)
-            self.parked, self.thaws = False, self.thaws + 1
+            self.thaws += 1
+            if self.actor is task:  # else it has ended meanwhile, and this is about another one
+                self.parked = False
 
     def die(self, reason: str = "") -> None:
         """Record that it was found dead. An end that has already begun keeps its reason."""

@@ -1,13 +1,14 @@
 """Parks actions that only wait for their model, and lets them continue when the answer is there (ADR 0067).
 
 An agent in an environment is one long action. While all model calls of the environment wait for their answers and its
-processes are idle, its cores are of no use to it. RollArt (§4) and Heddle separate the two phases by two clusters; here
-the same cores compute for another agent meanwhile.
+processes are idle, it does not use its cores. ARL-Tangram (§5.2) allocates cores to an action when it executes. This
+module also releases them during the action, while the model answers.
 
 Laws (tests/services/cpu_manager/test_model_waits.py):
   - an action is parked only after all open calls have waited for `after_s`, and its processes were idle in the second
     half of it. Time in which it was frozen does not count;
-  - it continues as soon as its calls change (one is answered, ends, or is begun), unless a caller has parked it;
+  - it is requested to continue at the next change of its calls, or after `MOST_PARKED_S`. A caller that has parked it
+    meanwhile has precedence;
   - the request to continue is repeated until Valkey has answered it.
 """
 
@@ -83,7 +84,7 @@ class ModelWaits:
     def __init__(
         self, redis: Redis, node: str, environments: ActingEnvironments, background: Background, after_s: Seconds
     ) -> None:
-        """`after_s`: how long its processes are idle before an action is parked."""
+        """`after_s`: time for which an environment waits before its action is parked."""
         self._redis = redis
         self._node = node
         self._environments = environments

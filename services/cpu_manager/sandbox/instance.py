@@ -75,7 +75,7 @@ class Instance:
 
     @property
     def uid_block(self) -> int:
-        """Block of user ids that this instance alone has on this host. For root alone; claimed at its first use."""
+        """Block of user ids of this instance (`uid_blocks`), claimed at the first use. For root only."""
         if self._users is None:
             self._users = UidBlock(int(self.name, 16) % BLOCKS)
         return self._users.number

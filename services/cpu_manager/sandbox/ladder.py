@@ -27,6 +27,8 @@ from services.cpu_manager.sandbox.zygotes import LAUNCHER, ZygoteError, Zygotes
 _UID_BASE: Final = 1_900_000_000
 """Far from accounts and from the subordinate ids of other tools. Every block stays below the sign bit."""
 _UID_COUNT: Final = 65_536
+OUTSIDE: Final = "/treadle-host"
+"""Directory of the view for paths of the host below /tmp. An operator may show /opt, so it is elsewhere."""
 _PROBE_LIMITS: Final = Limits(wall_s=10.0, cpu_s=5.0, memory_bytes=256 << 20, disk_bytes=1 << 20)
 
 
@@ -60,13 +62,13 @@ def _path_inside(path: str) -> str:
     Every cell covers /tmp with its private directory. Host paths in /tmp (for example the environment of a checkout)
     are bound elsewhere, and each cell binds them back to their place, because imported packages store their paths.
     """
-    return f"/opt/host{path}" if path.startswith("/tmp/") else path
+    return f"{OUTSIDE}{path}" if path.startswith("/tmp/") else path
 
 
 def uid_range(block: int) -> tuple[int, int]:
     """Return the first user id for slots and their number, among the ids that exist in our own user namespace.
 
-    Only if it has so many ids is the block that of this manager alone (`uid_blocks`).
+    A user namespace without the block's ids has one range, which all of its managers share.
     """
     extents = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     wanted = _UID_BASE + block * _UID_COUNT

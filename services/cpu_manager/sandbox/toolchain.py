@@ -78,20 +78,20 @@ def open_to_others(tools: Toolchain) -> Toolchain:
 
 
 def visible(paths: str) -> tuple[str, ...]:
-    """Return absolute paths that are separated by `:`, checked.
+    """Return the paths of a list that is separated by `:`, without those that every view has.
 
-    Raises ValueError with the reason why one of them cannot be shown to programs.
+    Raises:
+        ValueError: one of them cannot be shown to programs; contains the reason.
     """
-    found = tuple(str(Path(path)) for path in paths.split(":") if path)
+    found = [Path(path) for path in paths.split(":") if path]
     for path in found:
-        if not Path(path).is_absolute() or ".." in Path(path).parts:
+        if not path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{path} is not an absolute path")
-        own = [*_OWN, *_SYSTEM]  # the last are there already, some as links
-        if any(Path(path).is_relative_to(one) or Path(one).is_relative_to(path) for one in own):
+        if any(path.is_relative_to(own) or Path(own).is_relative_to(path) for own in _OWN):
             raise ValueError(f"{path} cannot be shown: programs have a directory of their own there")
-        if not Path(path).exists():
+        if not path.exists():
             raise ValueError(f"{path} does not exist")
-    return found
+    return tuple(str(path) for path in found if not any(path.is_relative_to(shown) for shown in _SYSTEM))
 
 
 def detect(shown: tuple[str, ...] = ()) -> Toolchain:

@@ -1,7 +1,8 @@
-"""Blocks of user ids without names. No two living managers of a host hold the same one (ADR 0047).
+"""Blocks of user ids without names. Two living managers that see the same directory of locks hold different ones.
 
-The kernel releases the lock of a block, however its manager dies. Managers in different containers do not see each
-other's locks. There the random choice makes a common block improbable: one in `BLOCKS`.
+The kernel releases a lock when its manager has died (`test_uid_blocks.py`). Managers in different containers have
+different directories. So have managers with different `TMPDIR` if `/run` cannot be written. Two of them choose the same
+block with a probability of one in `BLOCKS` (ADR 0047).
 """
 
 from __future__ import annotations

@@ -53,7 +53,6 @@ async def test_a_shown_path_can_be_read_and_not_changed(rung: Rung) -> None:
         ("/etc/ssl", "a directory of their own"),
         ("/proc/1", "a directory of their own"),
         ("/var", "a directory of their own"),
-        ("/bin/sh", "a directory of their own"),
         ("/opt/nothing-of-this-name", "does not exist"),
     ],
 )
@@ -63,6 +62,11 @@ def test_what_cannot_be_shown_is_rejected_at_the_start(
     monkeypatch.setenv("CPU_MANAGER_VISIBLE_PATHS", paths)
     with pytest.raises(WrongSetting, match=reason):
         load(CpuManagerSettings)
+
+
+def test_paths_of_the_system_are_visible_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPU_MANAGER_VISIBLE_PATHS", "/usr/share:/bin/sh:/opt")
+    assert load(CpuManagerSettings).visible_paths == ("/opt",)
 
 
 def test_nothing_is_shown_by_default() -> None:

@@ -59,7 +59,7 @@ class Mesh:
             return [json.loads(line) for line in (await response.text()).splitlines()]
 
     async def written(self, trajectory: dict[str, Any]) -> list[dict[str, Any]]:
-        """Rows of a call that has ended early. Nobody waits for its record, so it is soon there."""
+        """Rows of a call that has ended early. Its record is committed in the background."""
         async with asyncio.timeout(10):
             while not (rows := await self.lines(trajectory)):  # noqa: ASYNC110  # Postgres does not say
                 await asyncio.sleep(0.05)

@@ -85,16 +85,17 @@ async def test_a_program_that_ends_ends_its_call(with_model: CellEnvironment, me
     await until(lambda: mesh.changes[-1] == (trajectory, 0, 0), "its end was not reported")
 
 
-async def test_an_answer_larger_than_the_buffers_of_a_frozen_environment_does_not_wait(
-    with_model: CellEnvironment, mesh: ModelMesh, trajectory: str
+@pytest.mark.parametrize("chunks", [1_000, 10_000, 60_000, 100_000])
+async def test_an_answer_to_a_frozen_environment_waits_at_most_until_the_buffers_are_full(
+    with_model: CellEnvironment, mesh: ModelMesh, trajectory: str, chunks: int
 ) -> None:
-    """It has to be thawed: its call ends only when it reads."""
-    mesh.engine.gate, mesh.engine.chunks = asyncio.Event(), 100_000
+    """Then it has to be thawed. Answers of 60 kB to 6 MB: they end before that, about then, and long after it."""
+    mesh.engine.gate, mesh.engine.chunks = asyncio.Event(), chunks
     acting = asyncio.create_task(printed(with_model, "print(len(openai(stream=True).read()))"))
     await until(lambda: mesh.changes[-1:] == [(trajectory, 1, 1)], "no call")
     assert await with_model.park()
     mesh.engine.gate.set()
-    await until(lambda: mesh.changes[-1] == (trajectory, 1, 0), "it is not reported")
+    await until(lambda: mesh.changes[-1] != (trajectory, 1, 1), "it is not reported")
     assert not acting.done()
     await with_model.resume(CORE)
     assert await acting == str(len(b"".join(mesh.engine.events())))

@@ -72,7 +72,7 @@ async def agent(trainer: Trainer, number: int) -> str:
 
 
 async def calls(engine: Engine, count: int) -> None:
-    """Wait until the engine has received so many calls in all."""
+    """Wait until the engine has received this number of calls in all."""
     while len(engine.received) < count:  # noqa: ASYNC110  # agents are other processes
         await asyncio.sleep(0.02)
 

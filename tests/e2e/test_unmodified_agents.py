@@ -1,4 +1,4 @@
-"""Published agents, unmodified, in sandboxes without network: they act on what a scripted model says.
+"""Published agents, unmodified, in sandboxes without network. A scripted model answers their calls.
 
 The model of each is reached at the loopback address of its own environment, through a whole stack.
 """
@@ -205,6 +205,15 @@ def test_the_demo_of_an_agent_ends_with_rows_and_a_reward() -> None:
         sum(call["output_tokens"] for call in found["calls"]),
     )
     assert found["agent"]["stages"][0]["parked_s"] > 0
+
+
+def test_the_demo_says_how_an_agent_becomes_visible(stack: RunningStack) -> None:
+    """A program that this stack does not show in its sandboxes."""
+    router = {"TRAJECTORY_ROUTER_URL": stack.urls["trajectory_router"]}
+    command = [*TREADLE, "demo", "--agent", "--mini", sys.executable, "--url", stack.urls["proxy"]]
+    environ = {**clean_environment(), **router}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "CPU_MANAGER_VISIBLE_PATHS=" in done.stderr) == (2, True), done.stderr
 
 
 def test_the_demo_says_how_an_agent_is_installed() -> None:

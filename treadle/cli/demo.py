@@ -66,7 +66,8 @@ def demo(
     and compares the recorded verdicts.
 
     With --agent: an unmodified agent in a sandbox without network calls its model through a loopback address, its
-    repair is graded in a fresh sandbox, and its tokens are read as training rows with the reward.
+    repair is graded in a fresh sandbox, and its tokens are read as training rows with the reward. With --url, set
+    TRAJECTORY_ROUTER_URL too, and TRAJECTORY_ROUTER_OPERATOR_KEY if that router has a key.
 
     Exit status: 0 success; 1 a reference does not pass, a verdict differs or the agent fails; 2 a part is missing;
     3 no stack answers.

@@ -19,6 +19,7 @@ from treadle.grading.agent_demonstration import (
     BROKEN,
     SCRIPT,
     AgentDemonstration,
+    AgentFailed,
     AgentMissing,
     demonstrate_agent,
 )
@@ -27,9 +28,11 @@ from treadle.testing.scripted_engine import MODEL, running_scripted_engine
 SECONDS = 0.5
 """Duration of an answer of the scripted model: about that of a real one."""
 INSTALL = (
-    "install mini-swe-agent in an environment of its own: python3 -m venv ~/mini; "
+    "install mini-swe-agent in a virtual environment: python3 -m venv ~/mini; "
     "~/mini/bin/pip install mini-swe-agent mcp; then: treadle demo --agent --mini ~/mini/bin/mini"
 )
+MOST_OUTPUT = 2000
+"""Characters of a failed agent's output that are shown."""
 VISIBLE = "CPU_MANAGER_VISIBLE_PATHS"
 
 
@@ -42,11 +45,11 @@ def find_mini(given: Path | None) -> Path:
     found = str(given.expanduser()) if given is not None else shutil.which("mini")
     if found is None or not os.access(found, os.X_OK):
         raise CommandFailed(
-            f"{'there is no mini-swe-agent' if found is None else f'{found} cannot be run'}: {INSTALL}", WRONG
+            f"{'mini-swe-agent is not in PATH' if found is None else f'{found} is not executable'}: {INSTALL}", WRONG
         )
     path = Path(os.path.abspath(found))  # noqa: PTH100  # not resolved: its environment is where it is called
     if path.is_relative_to("/tmp"):
-        raise CommandFailed(f"sandboxes have a /tmp of their own, so they cannot show {path}: {INSTALL}", WRONG)
+        raise CommandFailed(f"a sandbox replaces /tmp, so its programs cannot see {path}: {INSTALL}", WRONG)
     return path
 
 
@@ -72,7 +75,11 @@ async def run_agent(
                     return await demonstrate_agent(client, mini, name, lambda title: status.update(f"{title} ..."))
             except AgentMissing as error:
                 again = f"treadle down; {VISIBLE}={visible_paths(mini)} treadle up --detach"
-                raise CommandFailed(f"{error}\nStart the stack again with it visible: {again}", WRONG) from error
+                raise CommandFailed(
+                    f"{error}\nRestart the stack so that sandboxes see the agent: {again}", WRONG
+                ) from error
+            except AgentFailed as error:
+                raise CommandFailed(str(error), WRONG) from error
 
 
 @asynccontextmanager
@@ -149,6 +156,10 @@ def show(found: AgentDemonstration, console: Console) -> None:
             f"{stage.parked_s:.1f} s without one while its model answered, {stage.queue_s:.1f} s in queues",
             soft_wrap=True,
         )
+    if found.agent.passed is not True:
+        output = "\n".join(str(found.agent.output.get(name, "")).strip() for name in ("stdout", "stderr"))
+        console.print(f"[red]The agent ended with exit code {found.agent.output.get('exit_code')}[/]")
+        console.print(output[-MOST_OUTPUT:], markup=False, highlight=False)
     console.print(f"[red]- {_last(BROKEN)}[/]\n[green]+ {_last(found.file)}[/]")
     passed = "[green]✓[/]" if found.graded.passed else "[red]✗[/]"
     console.print(f"{passed} graded in a fresh sandbox: reward {found.reward}")
@@ -158,4 +169,5 @@ def show(found: AgentDemonstration, console: Console) -> None:
             f"{len(row.calls)} calls; reward {found.reward}"
         )
     if not found.rows:
-        console.print("[red]no training row[/]: " + "; ".join(sorted({call.reason for call in found.calls})))
+        reasons = "; ".join(sorted({call.reason for call in found.calls})) or "the agent has made no model call"
+        console.print(f"[red]no training row[/]: {reasons}")

@@ -128,7 +128,9 @@ def find_router(home: Path | None) -> str:
         if service.name == ROUTER and service.url:
             return service.url
     raise CommandFailed(
-        "no stack with a router is up: start one with treadle up --detach, or name one with --url", NOT_UP
+        "no stack with a router is up: start one with treadle up --detach, or name a router: TRAJECTORY_ROUTER_URL "
+        "(treadle workers: --url)",
+        NOT_UP,
     )
 
 

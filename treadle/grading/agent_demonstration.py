@@ -39,8 +39,12 @@ MEMORY_MB: Final = 1024
 LIMIT_S: Final[Seconds] = 600.0
 
 
-class AgentMissing(Exception):
-    """The agent cannot be executed in the sandbox."""
+class AgentFailed(Exception):
+    """The action of the agent has no result."""
+
+
+class AgentMissing(AgentFailed):
+    """The agent cannot be executed in the sandbox, because its files are not visible there."""
 
 
 class AgentDemonstration(msgspec.Struct, frozen=True):
@@ -83,7 +87,8 @@ async def demonstrate_agent(
         model: the engine's model.
         entered: called with a title when a part begins.
     Raises:
-        AgentMissing: the agent is not visible there.
+        AgentFailed: the agent has no result, for example because it met its time limit.
+        AgentMissing: it is not visible in the sandbox.
         TreadleError: the mesh rejects a call, or was away for too long.
     """
     environment = EnvironmentSpec(model=True, memory_mb=MEMORY_MB)
@@ -115,6 +120,6 @@ def _command(mini: Path, model: str) -> list[str]:
 
 def _check(agent: Answer, mini: Path) -> None:
     if agent.ended != "ok":
-        raise AgentMissing(f"the agent did not run: {agent.ended}: {agent.reason}")
+        raise AgentFailed(f"the agent has no result: {agent.ended}: {agent.reason}")
     if agent.output.get("error"):
         raise AgentMissing(f"{mini} cannot be executed in the sandbox: {agent.output['error']}")

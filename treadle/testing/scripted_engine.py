@@ -50,7 +50,7 @@ class ScriptedEngine:
     """Calls of the chat route, in the order of their arrival."""
 
     def command(self, turns: int) -> str | None:
-        """Return the command of an agent that has taken so many turns; None: its script has ended."""
+        """Return the command after this number of turns; None: the script has ended."""
         return self.script[turns] if turns < len(self.script) else None
 
     def message(self, body: Mapping[str, Any]) -> dict[str, Any]:

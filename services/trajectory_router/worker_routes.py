@@ -131,19 +131,19 @@ async def remove_worker(worker: str, state: State) -> WorkerAccepted:
 
 @router.post("/add_worker", status_code=202, responses=problem_responses(409, 503))
 async def add_worker_by_query(url: EngineUrl, state: State) -> WorkerAccepted:
-    """Register an engine, as verl, slime and miles do at an external router: `POST /add_worker?url=...`."""
+    """Register an engine, in the form of slime's router: `POST /add_worker?url=...`."""
     return await add_worker(WorkerRequest.model_validate({"url": url}), state)
 
 
 @router.post("/remove_worker", status_code=202, responses=problem_responses(404))
 async def remove_worker_by_query(url: EngineUrl, state: State) -> WorkerAccepted:
-    """Remove an engine, as slime and miles do."""
+    """Remove an engine, in the form of slime's router."""
     return await remove_worker(url, state)
 
 
 @router.get("/list_workers")
 async def list_addresses(state: State) -> WorkerAddresses:
-    """List the addresses of the engines, as slime's router does."""
+    """List the addresses of the engines, in the form of slime's router."""
     return WorkerAddresses(urls=[worker.url for worker in (await stored.read_workers(state.redis)).values()])
 
 

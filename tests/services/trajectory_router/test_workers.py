@@ -63,7 +63,7 @@ async def test_a_call_right_after_the_registration_is_carried(
         assert response.status == 200, await response.text()
 
 
-async def test_engines_of_verl_slime_and_miles_register_by_a_query(start_router: StartRouter) -> None:
+async def test_engines_are_registered_by_a_query(start_router: StartRouter) -> None:
     router = await start_router(0)
     async with running_engine("e") as engine:
         for path, expected in (("/add_worker", [engine.url]), ("/remove_worker", [])):

@@ -34,6 +34,7 @@ def router(redis_url: str) -> Iterator[Service]:
         yield running
 
 
+@pytest.mark.timeout(DURATION_S + 120)
 async def test_memory_stays_flat_under_new_trajectories(router: Service, capsys: pytest.CaptureFixture[str]) -> None:
     await until(lambda: is_ready(router))
     end, numbers, calls = time.monotonic() + DURATION_S, itertools.count(), 0

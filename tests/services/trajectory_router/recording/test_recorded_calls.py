@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -18,82 +16,21 @@ from services.trajectory_router.app import create_app as create_router
 from services.trajectory_router.recording import writer as writing
 from services.trajectory_router.settings import TrajectoryRouterSettings
 from tests.services.proxy.in_process import serving
+from tests.services.trajectory_router.recording.mesh import USER, Mesh, approximately, running_mesh
 from tests.services.trajectory_router.recording.token_engine import TokenEngine, running_token_engine
-
-USER = {"role": "user", "content": "add 1"}
-
-
-@dataclass
-class Mesh:
-    """A router with one engine, and a proxy."""
-
-    engine: TokenEngine
-    router: aiohttp.ClientSession
-    proxy: aiohttp.ClientSession
-
-    async def opened(self, **fields: Any) -> dict[str, Any]:
-        body = {"record": "tokens", **fields}
-        async with self.proxy.post("/v1/trajectories", json={k: v for k, v in body.items() if v}) as response:
-            assert response.status == 201, await response.text()
-            return dict(await response.json())
-
-    @asynccontextmanager
-    async def calling(
-        self, trajectory: dict[str, Any], path: str = "/chat/completions", **fields: Any
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A call at the trajectory's own address."""
-        headers = {"authorization": f"Bearer {trajectory['model']['api_key']}", "accept-encoding": "gzip, br"}
-        body = {"model": "tiny", "messages": [USER], **fields}
-        async with self.router.post(f"/r/{trajectory['id']}/v1{path}", json=body, headers=headers) as response:
-            yield response
-
-    async def called(self, trajectory: dict[str, Any], **fields: Any) -> dict[str, Any]:
-        async with self.calling(trajectory, **fields) as response:
-            assert response.status == 200, await response.text()
-            return dict(await response.json())
-
-    async def lines(self, trajectory: dict[str, Any], what: str = "", tenant: str = "default") -> list[dict[str, Any]]:
-        path = f"/v1/trajectories/{trajectory['id']}/tokens{what}"
-        async with self.proxy.get(path, headers={"treadle-tenant": tenant}) as response:
-            assert response.status == 200, await response.text()
-            return [json.loads(line) for line in (await response.text()).splitlines()]
-
-    async def written(self, trajectory: dict[str, Any]) -> list[dict[str, Any]]:
-        """Rows of a call that has ended early. Its record is committed in the background."""
-        async with asyncio.timeout(10):
-            while not (rows := await self.lines(trajectory)):  # noqa: ASYNC110  # Postgres does not say
-                await asyncio.sleep(0.05)
-        return rows
 
 
 @pytest.fixture
-async def mesh(redis_url: str, database_url: str) -> AsyncIterator[Mesh]:
-    common = {"treadle": {"redis_url": redis_url, "database_url": database_url}}
-    async with (
-        serving(create_router(TrajectoryRouterSettings.model_validate(common)), grace_s=1) as router_url,
-        serving(create_app(ProxySettings.model_validate(common))) as proxy_url,
-        running_token_engine() as engine,
-        aiohttp.ClientSession(router_url) as router,
-        aiohttp.ClientSession(proxy_url) as proxy,
-    ):
-        async with router.post("/workers", json={"url": engine.url}) as response:
-            assert response.status == 202
-        async with router.get("/workers") as response:
-            (worker,) = (await response.json())["workers"]
-            assert worker["engine"] == "vllm"
-        yield Mesh(engine, router, proxy)
-
-
-def approximately(values: list[float]) -> Any:
-    """As float32 keeps them."""
-    return pytest.approx(values, rel=1e-6)
+async def mesh(redis_url: str, database_url: str) -> AsyncIterator[Mesh[TokenEngine]]:
+    async with running_token_engine() as engine, running_mesh(redis_url, database_url, engine) as running:
+        yield running
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_episode_is_one_row_of_what_the_engine_has_sampled(mesh: Mesh, *, stream: bool) -> None:
+async def test_an_episode_is_one_row_of_what_the_engine_has_sampled(mesh: Mesh[TokenEngine], *, stream: bool) -> None:
     """Turns with text of tools between them. The chat template of this engine keeps what it has sampled."""
     trajectory = await mesh.opened()
     messages = [USER]
@@ -125,7 +62,7 @@ def _text(engine: TokenEngine, turn: int) -> str:
     return bytes(call.prompt + call.output).decode().removeprefix("<user>")
 
 
-async def test_a_prompt_that_does_not_extend_begins_another_row(mesh: Mesh) -> None:
+async def test_a_prompt_that_does_not_extend_begins_another_row(mesh: Mesh[TokenEngine]) -> None:
     trajectory = await mesh.opened()
     await mesh.called(trajectory)
     mesh.engine.version = "v2"
@@ -136,7 +73,7 @@ async def test_a_prompt_that_does_not_extend_begins_another_row(mesh: Mesh) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_client_gets_what_it_gets_without_a_record(mesh: Mesh, *, stream: bool) -> None:
+async def test_the_client_gets_what_it_gets_without_a_record(mesh: Mesh[TokenEngine], *, stream: bool) -> None:
     recorded, plain = await mesh.opened(), await mesh.opened(record=None)
     answers = []
     for trajectory in (recorded, plain):
@@ -158,7 +95,7 @@ def _parsed(body: bytes, stream: bool) -> list[Any]:
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
 
-async def test_what_the_client_has_requested_itself_stays(mesh: Mesh) -> None:
+async def test_what_the_client_has_requested_itself_stays(mesh: Mesh[TokenEngine]) -> None:
     trajectory = await mesh.opened()
     answer = await mesh.called(trajectory, return_token_ids=True, logprobs=True)
     (choice,) = answer["choices"]
@@ -168,7 +105,7 @@ async def test_what_the_client_has_requested_itself_stays(mesh: Mesh) -> None:
     assert answer["prompt_token_ids"] == mesh.engine.log[0].prompt
 
 
-async def test_a_call_at_the_common_address_is_recorded_for_its_tenant_alone(mesh: Mesh) -> None:
+async def test_a_call_at_the_common_address_is_recorded_for_its_tenant_alone(mesh: Mesh[TokenEngine]) -> None:
     trajectory = await mesh.opened()
     for tenant, records in (("default", 1), ("other", 1), ("default", 2)):
         headers = {"x-trajectory-id": trajectory["id"], "treadle-tenant": tenant}
@@ -178,7 +115,7 @@ async def test_a_call_at_the_common_address_is_recorded_for_its_tenant_alone(mes
         assert len(await mesh.lines(trajectory, "/calls")) == records
 
 
-async def test_a_route_without_ids_is_recorded_as_such(mesh: Mesh) -> None:
+async def test_a_route_without_ids_is_recorded_as_such(mesh: Mesh[TokenEngine]) -> None:
     trajectory = await mesh.opened()
     async with mesh.calling(trajectory, "/messages") as response:
         assert await response.read() == b'{"type": "message", "content": []}', "byte for byte"
@@ -188,7 +125,7 @@ async def test_a_route_without_ids_is_recorded_as_such(mesh: Mesh) -> None:
     assert await mesh.lines(trajectory) == []
 
 
-async def test_an_answer_with_too_few_ids_is_masked(mesh: Mesh) -> None:
+async def test_an_answer_with_too_few_ids_is_masked(mesh: Mesh[TokenEngine]) -> None:
     mesh.engine.forgets_ids = True
     trajectory = await mesh.opened()
     await mesh.called(trajectory)
@@ -200,7 +137,7 @@ async def test_an_answer_with_too_few_ids_is_masked(mesh: Mesh) -> None:
 # ---- ends ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_client_that_leaves_has_a_masked_call_with_the_tokens_so_far(mesh: Mesh) -> None:
+async def test_a_client_that_leaves_has_a_masked_call_with_the_tokens_so_far(mesh: Mesh[TokenEngine]) -> None:
     mesh.engine.pause_s = 0.05
     trajectory = await mesh.opened()
     async with mesh.calling(trajectory, stream=True, max_tokens=1000) as response:
@@ -215,7 +152,7 @@ async def test_a_client_that_leaves_has_a_masked_call_with_the_tokens_so_far(mes
     assert row["masked"][0]["reason"] == "aborted: its caller has gone"
 
 
-async def test_a_broken_answer_is_masked_and_its_client_gets_no_end(mesh: Mesh) -> None:
+async def test_a_broken_answer_is_masked_and_its_client_gets_no_end(mesh: Mesh[TokenEngine]) -> None:
     mesh.engine.break_after = 2
     trajectory = await mesh.opened()
     with pytest.raises(aiohttp.ClientPayloadError):
@@ -226,7 +163,9 @@ async def test_a_broken_answer_is_masked_and_its_client_gets_no_end(mesh: Mesh) 
     assert "broken" in row["masked"][0]["reason"]
 
 
-async def test_an_answer_that_breaks_before_its_client_has_a_byte_is_had_from_another_worker(mesh: Mesh) -> None:
+async def test_an_answer_that_breaks_before_its_client_has_a_byte_is_had_from_another_worker(
+    mesh: Mesh[TokenEngine],
+) -> None:
     """The record has the answer that the client got."""
     mesh.engine.breaks_whole = True
     async with running_token_engine() as other:
@@ -241,7 +180,9 @@ async def test_an_answer_that_breaks_before_its_client_has_a_byte_is_had_from_an
     assert mesh.engine.log, "it was called"
 
 
-async def test_the_end_of_an_answer_waits_for_its_record(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_of_an_answer_waits_for_its_record(
+    mesh: Mesh[TokenEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a client reads before the end of a stream is not held."""
     gate = asyncio.Event()
     append = writing.TokenWriter.append
@@ -270,7 +211,7 @@ async def test_the_end_of_an_answer_waits_for_its_record(mesh: Mesh, monkeypatch
 # ---- access ----------------------------------------------------------------------------------------------------------
 
 
-async def test_another_tenant_has_no_such_record(mesh: Mesh) -> None:
+async def test_another_tenant_has_no_such_record(mesh: Mesh[TokenEngine]) -> None:
     trajectory = await mesh.opened()
     await mesh.called(trajectory)
     for method, what in (("GET", ""), ("GET", "/calls"), ("DELETE", "")):
@@ -280,7 +221,7 @@ async def test_another_tenant_has_no_such_record(mesh: Mesh) -> None:
     assert len(await mesh.lines(trajectory)) == 1
 
 
-async def test_a_record_outlives_its_trajectory_and_is_deleted_on_request(mesh: Mesh) -> None:
+async def test_a_record_outlives_its_trajectory_and_is_deleted_on_request(mesh: Mesh[TokenEngine]) -> None:
     trajectory = await mesh.opened()
     await mesh.called(trajectory)
     async with mesh.proxy.delete(f"/v1/trajectories/{trajectory['id']}") as response:
@@ -297,7 +238,7 @@ async def test_a_record_outlives_its_trajectory_and_is_deleted_on_request(mesh: 
     assert await mesh.lines(trajectory) == []
 
 
-async def test_a_trajectory_with_another_record_is_rejected(mesh: Mesh) -> None:
+async def test_a_trajectory_with_another_record_is_rejected(mesh: Mesh[TokenEngine]) -> None:
     async with mesh.proxy.post("/v1/trajectories", json={"record": "text"}) as response:
         assert response.status == 422
         assert "tokens" in (await response.json())["detail"]

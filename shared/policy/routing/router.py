@@ -260,10 +260,14 @@ class Router:
 
     def _call_restored(self, now: float, restored: model.CallRestored) -> None:
         call, one = restored.call, self._members.get(restored.worker)
-        if call.id in self._calls or one is None:
+        if call.id in self._calls:
             return
         known = self._calls.add(call, now)
         self._calls.send(known, restored.worker)
+        if one is None:  # its worker was removed, and may be registered again before the call ends
+            if self._pins.worker(call.trajectory):
+                self._pins.began(call.trajectory)
+            return
         if call.trajectory:
             self._pin(call, restored.worker, "", (call.trajectory, ""), now)
         self._restore(one, known, now)

@@ -59,7 +59,7 @@ class _UnderWay:
         self.closed = False
         """Its trajectory was closed, and its task cancelled."""
         self.progressed = 0.0
-        """Loop time of the last report of progress."""
+        """Loop time of the last report of progress, or of the begin at its worker."""
 
 
 class Admission:
@@ -122,7 +122,8 @@ class Admission:
         Raises:
             Recalled: its worker makes no progress.
         """
-        under_way, task = self._calls[call_id], asyncio.current_task()
+        under_way = self._calls[call_id]
+        task = under_way.task
         assert task is not None
         under_way.unanswered = task
         try:
@@ -180,6 +181,7 @@ class Admission:
             return False
         if not under_way.future.done():
             under_way.worker = worker
+            under_way.progressed = under_way.future.get_loop().time()
             under_way.future.set_result(worker)
         return True
 

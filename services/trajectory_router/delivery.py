@@ -81,15 +81,20 @@ class Delivery:
 
     async def _pass(self) -> None:
         await self._start(self.answer.headers, self.answer.status)
+        ended: Ended = "failed" if self.answer.status >= FAILED else "ok"
+        data = self._first()
+        if self.answer.is_whole:
+            self._end(ended)
+            await self.exchange.part(data, last=True)
+            return
         try:
-            data = self._first()
             while data:
                 await self.exchange.part(data)
                 data = await self._next()
         except AnswerBroken as error:
             self._broken(error)
             raise ClientGone from error  # the server closes the connection of an incomplete answer
-        self._end("failed" if self.answer.status >= FAILED else "ok")
+        self._end(ended)
         await self.exchange.part(b"", last=True)
 
     async def _assemble(self, assembly: Assembly) -> None:

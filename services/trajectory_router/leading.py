@@ -149,17 +149,18 @@ class LeaderTerm:
                 self._recalled.append((command.call, command.replica))
 
     def _arm(self) -> None:
-        """Set the timer to the next time at which the policy has something due."""
+        """Set the timer to the next time at which the policy has something due, or leave it at an earlier one.
+
+        Most changes make that time later. The earlier timer sets the next one when it fires.
+        """
         due_s = self.router.due()
-        if due_s == self._armed_s:
+        if due_s >= self._armed_s:
             return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         self._armed_s = due_s
-        if due_s < float("inf"):
-            wait_s = max(0.0, due_s - self._clock.unix())
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
+        wait_s = max(0.0, due_s - self._clock.unix())
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
 
     def _tick(self) -> None:
         self._timer, self._armed_s = None, float("inf")

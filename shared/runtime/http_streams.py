@@ -62,6 +62,11 @@ class StreamedAnswer:
         self.first = first
         """First bytes of the body; empty: it has none."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the first bytes are all of the body."""
+        return self._content.at_eof()
+
     async def next(self) -> bytes:
         """Return further bytes of the body as they arrive; empty at its end.
 

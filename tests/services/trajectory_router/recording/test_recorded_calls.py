@@ -10,12 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.proxy.app import create_app
-from services.proxy.settings import ProxySettings
-from services.trajectory_router.app import create_app as create_router
 from services.trajectory_router.recording import writer as writing
-from services.trajectory_router.settings import TrajectoryRouterSettings
-from tests.services.proxy.in_process import serving
 from tests.services.trajectory_router.recording.mesh import USER, Mesh, approximately, running_mesh
 from tests.services.trajectory_router.recording.token_engine import TokenEngine, running_token_engine
 
@@ -246,22 +241,12 @@ async def test_a_trajectory_with_another_record_is_rejected(mesh: Mesh[TokenEngi
 
 async def test_without_postgres_a_recorded_call_is_503_before_it_starts(redis_url: str) -> None:
     absent = "postgresql+asyncpg://nobody@127.0.0.1:9/none"
-    common = {"treadle": {"redis_url": redis_url, "database_url": absent}}
-    async with (
-        serving(create_router(TrajectoryRouterSettings.model_validate(common)), grace_s=1) as router_url,
-        serving(create_app(ProxySettings.model_validate(common))) as proxy_url,
-        running_token_engine() as engine,
-        aiohttp.ClientSession(router_url) as router,
-        aiohttp.ClientSession(proxy_url) as proxy,
-    ):
-        mesh = Mesh(engine, router, proxy)
-        async with router.post("/workers", json={"url": engine.url}) as response:
-            assert response.status == 202
+    async with running_token_engine() as engine, running_mesh(redis_url, absent, engine) as mesh:
         trajectory = await mesh.opened()
         async with mesh.calling(trajectory) as response:
             assert response.status == 503
             assert int(response.headers["retry-after"]) >= 1
         assert engine.bodies == []
-        async with proxy.get(f"/v1/trajectories/{trajectory['id']}/tokens") as response:
+        async with mesh.proxy.get(f"/v1/trajectories/{trajectory['id']}/tokens") as response:
             assert response.status == 503
         await mesh.called(await mesh.opened(record=None))

@@ -89,7 +89,7 @@ async def routed_calls(bench: Bench) -> list[BenchFigure]:
             if response.status != 202:
                 raise BenchError(f"the router refused the engine: {await response.text()}")
         direct, routed = ModelTarget(engine_url, http), ModelTarget(router_url, http)
-        figures = [
+        return [
             *await _latencies(bench, direct, routed),
             *await _rates(bench, direct, routed),
             *await _streams(bench, direct, routed),
@@ -97,14 +97,14 @@ async def routed_calls(bench: Bench) -> list[BenchFigure]:
             await _followed(bench, direct, http),
             *await _recorded(bench, router_url, engine_url, http),
         ]
-    return figures + await _peers(bench, figures)
 
 
 async def _latencies(bench: Bench, direct: ModelTarget, routed: ModelTarget) -> list[BenchFigure]:
     figures: list[BenchFigure] = []
     for name, tokens, what in (("one", 8, "one caller"), ("long", LONG_TOKENS, f"a prompt of {LONG_TOKENS:,} tokens")):
         rounds = await run_rounds(
-            {place: _round(target.call(tokens), 1, bench.sizes.seconds) for place, target in _both(direct, routed)},
+            {place: _round(target.call(tokens), 1, bench.sizes.seconds) for place, target in _both(direct, routed)}
+            | (_peers(bench, 1) if name == "one" else {}),
             bench.sizes.rounds,
             bench.log,
         )
@@ -120,20 +120,34 @@ async def _latencies(bench: Bench, direct: ModelTarget, routed: ModelTarget) -> 
                 at_most(1.5) if name == "one" else None,
             ),
         ]
+        for peer in PEERS:
+            if peer in p50_ms:
+                added = p50_ms[peer] - p50_ms["direct"]
+                figures.append(figure(f"router.{peer}.added.p50", f"{peer}: {what}, added, p50", added, "ms"))
     return figures
 
 
 async def _rates(bench: Bench, direct: ModelTarget, routed: ModelTarget) -> list[BenchFigure]:
     rounds = await run_rounds(
-        {place: _round(target.call(), CALLERS, bench.sizes.seconds) for place, target in _both(direct, routed)},
+        {place: _round(target.call(), CALLERS, bench.sizes.seconds) for place, target in _both(direct, routed)}
+        | _peers(bench, CALLERS),
         bench.sizes.rounds,
         bench.log,
     )
     rates = {place: median_round(these).rate for place, these in rounds.items()}
-    return [
+    figures = [
         figure("router.rate", f"calls through the router, {CALLERS} callers", rates["routed"], "/s", at_least(1000)),
         figure("router.rate/direct", "the same by calls without it", ratio(rates["routed"], rates["direct"]), "x"),
     ]
+    for peer in PEERS:
+        if peer in rates:
+            least = at_least(0.5) if peer == "vllm_router" else None
+            by_rate = ratio(rates["routed"], rates[peer])
+            figures += [
+                figure(f"router.{peer}.rate", f"{peer}: {CALLERS} callers", rates[peer], "/s"),
+                figure(f"router.rate/{peer}", f"our rate by that of {peer}", by_rate, "x", least),
+            ]
+    return figures
 
 
 async def _streams(bench: Bench, direct: ModelTarget, routed: ModelTarget) -> list[BenchFigure]:
@@ -191,24 +205,13 @@ async def _recorded(bench: Bench, router_url: str, former: str, http: aiohttp.Cl
         return await recorded_calls(bench, router_url, engine_url, http)
 
 
-async def _peers(bench: Bench, ours: list[BenchFigure]) -> list[BenchFigure]:
-    """Measure the routers of others, each before an engine of its own."""
-    values = {one.name: one.value for one in ours}
-    figures: list[BenchFigure] = []
-    for name in PEERS:
-        if (peer := bench.peers.get(name)) is None:
-            continue
-        one = median_round([await peer.round(1, bench.sizes.seconds) for _ in range(bench.sizes.rounds)])
-        many = median_round([await peer.round(CALLERS, bench.sizes.seconds) for _ in range(bench.sizes.rounds)])
-        added_ms = one.p50_s * 1e3 - values["router.one.direct.p50"]
-        least = at_least(0.5) if name == "vllm_router" else None
-        by_rate = ratio(values["router.rate"], many.rate)
-        figures += [
-            figure(f"router.{name}.added.p50", f"{name}: one caller, added, p50", added_ms, "ms"),
-            figure(f"router.{name}.rate", f"{name}: {CALLERS} callers", many.rate, "/s"),
-            figure(f"router.rate/{name}", f"our rate by that of {name}", by_rate, "x", least),
-        ]
-    return figures
+def _peers(bench: Bench, callers: int) -> dict[str, Callable[[], Awaitable[Round]]]:
+    """Return a round of each router of others, before an engine of its own."""
+
+    def contestant(name: str) -> Callable[[], Awaitable[Round]]:
+        return lambda: bench.peers[name].round(callers, bench.sizes.seconds)
+
+    return {name: contestant(name) for name in PEERS if name in bench.peers}
 
 
 def _both(direct: ModelTarget, routed: ModelTarget) -> tuple[tuple[str, ModelTarget], ...]:

@@ -36,7 +36,7 @@ async def _run_rounds(channel: int) -> None:
         found = await limiter.should_rate_limit([descriptor], parallel_slot_id=slot)
         if found["overall_code"] != "OK":
             raise RuntimeError(f"the limiter answered {found}")
-        await limiter._release_parallel_request_slots({"slot_id": slot, "gauges": [gauge]})
+        await limiter._release_parallel_request_slots({"slot_id": slot, "gauges": (gauge["scope"],)})
 
     async def batch(count: int) -> None:
         await asyncio.gather(*(call() for _ in range(count)))

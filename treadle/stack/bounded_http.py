@@ -1,7 +1,5 @@
 """uvicorn's HTTP protocol with bounds: heads of bounded size, and a limit for silence in the middle of a request.
 
-It sends the head of an answer together with its first bytes (`joined_head`).
-
 It ignores requests to change the protocol (RFC 9110 §7.8). The JDK's client begins with `Upgrade: h2c` and sends its
 body as HTTP/1.1; httptools would take the body for the next protocol.
 
@@ -13,13 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-
-from treadle.stack.joined_head import JoinedHead
 
 MOST_HEAD_BYTES: Final = 1 << 16
 """Bytes of the request line and headers (and of trailers). A longer incomplete head is rejected at the next read."""
@@ -71,7 +67,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.parser = _RequestParser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent
-        super().connection_made(cast("asyncio.Transport", JoinedHead(transport, self.loop)))
+        super().connection_made(transport)
         self._last_read_at = self.loop.time()
         self._timer = self.loop.call_later(SILENCE_LIMIT_S, self._check_silence)
 

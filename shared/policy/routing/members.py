@@ -35,6 +35,18 @@ class Member:
     state: WorkerState = "ready"
     """As last reported."""
 
+    def activity(self, trajectories: int, now: float) -> WorkerActivity:
+        """Return what it does. `trajectories`: pinned to it."""
+        return WorkerActivity(
+            self.worker.id,
+            self.health.state(now),
+            self.health.reason,
+            len(self.queue.running),
+            self.queue.waiting,
+            trajectories,
+            self.queue.reserved_tokens,
+        )
+
 
 class CandidateLoads(Mapping[str, WorkerLoad]):
     """Workers that may get one call. Nothing is computed before it is read."""

@@ -84,18 +84,7 @@ class Router:
 
     def activities(self, now: float) -> list[WorkerActivity]:
         """Return what each worker does. O(workers)."""
-        return [
-            WorkerActivity(
-                name,
-                one.health.state(now),
-                one.health.reason,
-                len(one.queue.running),
-                one.queue.waiting,
-                self._pins.counts.get(name, 0),
-                one.queue.reserved_tokens,
-            )
-            for name, one in self._members.items()
-        ]
+        return [one.activity(self._pins.counts.get(name, 0), now) for name, one in self._members.items()]
 
     # ---- workers -------------------------------------------------------------------------------------------------
 

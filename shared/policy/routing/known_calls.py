@@ -8,6 +8,7 @@ from math import inf
 
 from shared.policy.routing.keyed_heap import KeyedHeap
 from shared.policy.routing.model import ModelCall
+from shared.policy.routing.pins import PinnedTrajectory
 from shared.policy.routing.worker_queue import Holder, Order
 
 
@@ -19,6 +20,8 @@ class KnownCall:
     order: Order
     worker: str = ""
     sent: bool = False
+    pin: PinnedTrajectory | None = None
+    """Pin that counts it."""
 
     @property
     def holder(self) -> Holder:

@@ -54,15 +54,17 @@ class Pins:
         self._count(worker, 1)
         return True
 
-    def began(self, trajectory: str) -> None:
-        """Note a call that waits or is in flight."""
+    def began(self, trajectory: str) -> PinnedTrajectory:
+        """Note a call that waits or is in flight. Return its pin, for `ended`."""
         self._idle.pop(trajectory, None)
-        self.by_trajectory[trajectory].calls += 1
+        known = self.by_trajectory[trajectory]
+        known.calls += 1
+        return known
 
-    def ended(self, trajectory: str, tokens: int | None, now: float) -> None:
-        """Note the end of a call. No effect if its trajectory has ended."""
+    def ended(self, trajectory: str, pin: PinnedTrajectory | None, tokens: int | None, now: float) -> None:
+        """Note the end of a call. No effect if its trajectory has ended, also if it has begun again."""
         known = self.by_trajectory.get(trajectory)
-        if known is None or not known.calls:
+        if known is None or known is not pin or not known.calls:
             return
         known.calls -= 1
         known.tokens = max(known.tokens, tokens or 0)

@@ -26,7 +26,7 @@ from shared.policy.routing.members import CandidateLoads, Member, WorkerActivity
 from shared.policy.routing.model import Command, ModelCall, Pin, Refuse, Send, Stimulus
 from shared.policy.routing.pins import Pins
 from shared.policy.routing.placement import StickyLeastLoaded, WorkerPlacement
-from shared.policy.routing.worker_queue import Holder, WorkerQueue
+from shared.policy.routing.worker_queue import WorkerQueue
 
 
 class Router:
@@ -150,7 +150,7 @@ class Router:
         for call in calls:
             known = self._calls[call]
             if known.call.trajectory:
-                self._pins.ended(known.call.trajectory, None, now)
+                self._pins.ended(known.call.trajectory, known.pin, None, now)
             known.worker = ""
             self._place(known, now)
 
@@ -176,7 +176,7 @@ class Router:
         chosen = self._placement.place(call, tokens, pinned, loads)
         one = self._members[chosen]
         if call.trajectory:
-            self._pin(call, chosen, pinned, known.holder, now)
+            self._pin(known, chosen, pinned, now)
         self._calls.wait(known, chosen)
         one.queue.push(call.id, known.holder, tokens, known.order, now)
         self._settle(one, now)
@@ -185,9 +185,10 @@ class Router:
             why = f"{self.config.most_waiting} calls wait for workers"
             self._refuse(call, "queue-full", why, self.config.retry_s, now)
 
-    def _pin(self, call: ModelCall, worker: str, before: str, holder: Holder, now: float) -> None:
+    def _pin(self, known: KnownCall, worker: str, before: str, now: float) -> None:
+        call, holder = known.call, known.holder
         moved = self._pins.pin(call.trajectory, worker, call.tenant, call.group)
-        self._pins.began(call.trajectory)
+        known.pin = self._pins.began(call.trajectory)
         if not moved:
             return
         self._commands.append(Pin(call.trajectory, worker))
@@ -221,7 +222,7 @@ class Router:
         if known is None:
             return None
         if known.worker and known.call.trajectory:
-            self._pins.ended(known.call.trajectory, tokens, now)
+            self._pins.ended(known.call.trajectory, known.pin, tokens, now)
         return known
 
     def _call_progressed(self, now: float, progressed: model.CallProgressed) -> None:
@@ -232,9 +233,15 @@ class Router:
             self._settle(one, now)
 
     def _call_ended(self, now: float, ended: model.CallEnded) -> None:
+        one = self._end(now, ended)
+        if one is not None:
+            self._settle(one, now)
+
+    def _end(self, now: float, ended: model.CallEnded) -> Member | None:
+        """Remove a call. Return its worker, whose other calls may begin."""
         known = self._calls.get(ended.call)
         if known is None:
-            return
+            return None
         one = self._members.get(known.worker)
         if one is not None:
             if ended.held_tokens:
@@ -244,8 +251,7 @@ class Router:
             else:
                 one.queue.discard(ended.call, now)
         self._forget(ended.call, ended.held_tokens or known.call.context_tokens, now)
-        if one is not None:
-            self._settle(one, now)
+        return one
 
     def _call_restored(self, now: float, restored: model.CallRestored) -> None:
         call, one = restored.call, self._members.get(restored.worker)
@@ -255,10 +261,10 @@ class Router:
         self._calls.send(known, restored.worker)
         if one is None:  # its worker was removed, and may be registered again before the call ends
             if self._pins.worker(call.trajectory):
-                self._pins.began(call.trajectory)
+                known.pin = self._pins.began(call.trajectory)
             return
         if call.trajectory:
-            self._pin(call, restored.worker, "", (call.trajectory, ""), now)
+            self._pin(known, restored.worker, "", now)
         self._restore(one, known, now)
         self._settle(one, now)
 
@@ -292,9 +298,9 @@ class Router:
             self._settle(one, now)
 
     def _replica_lost(self, now: float, lost: model.ReplicaLost) -> None:
-        calls = self.calls_of(lost.replica)
-        for call in sorted(calls, key=lambda name: (self._calls[name].sent, name)):  # else one that ends begins another
-            self._call_ended(now, model.CallEnded(call, "aborted"))
+        ended = [self._end(now, model.CallEnded(call, "aborted")) for call in sorted(self.calls_of(lost.replica))]
+        for one in {one.worker.id: one for one in ended if one is not None}.values():
+            self._settle(one, now)  # after all ends, or one of these calls would begin
 
     def _ticked(self, now: float, _: model.Ticked) -> None:
         while (known := self._calls.late(now)) is not None:

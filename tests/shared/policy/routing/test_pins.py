@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.policy.routing.pins import Pins
+from shared.policy.routing.pins import PinnedTrajectory, Pins
 
 steps = st.lists(
     st.tuples(
@@ -27,6 +27,7 @@ class PinSeen:
     worker: str
     calls: int = 0
     idle_s: float = field(default=0.0)
+    pin: PinnedTrajectory | None = None
 
 
 @given(steps)
@@ -37,11 +38,10 @@ def test_pins_are_those_of_calls_and_lapse_when_idle(history: list[tuple[str, st
         if what == "call":
             changed = pins.pin(name, worker, "t", "")
             assert changed == (name not in known or known[name].worker != worker)
-            pins.began(name)
             one = known.setdefault(name, PinSeen(worker))
-            one.worker, one.calls = worker, one.calls + 1
+            one.worker, one.calls, one.pin = worker, one.calls + 1, pins.began(name)
         elif what == "end":
-            pins.ended(name, 5, now)
+            pins.ended(name, known[name].pin if name in known else None, 5, now)
             if name in known and known[name].calls:
                 known[name].calls -= 1
                 known[name].idle_s = now
@@ -64,8 +64,19 @@ def test_above_the_bound_those_idle_for_the_longest_time_go_first() -> None:
     pins = Pins(pin_idle_s=1e9, most_pins=3)
     for number in range(6):
         pins.pin(f"t{number}", "w", "", "")
-        pins.began(f"t{number}")
+        pin = pins.began(f"t{number}")
         if number != 0:
-            pins.ended(f"t{number}", None, float(number))
+            pins.ended(f"t{number}", pin, None, float(number))
     assert pins.lapsed(6.0) == ["t1", "t2", "t3"]
     assert set(pins.by_trajectory) == {"t0", "t4", "t5"}, "one with a call stays"
+
+
+def test_a_call_of_a_trajectory_that_has_ended_does_not_count_for_the_next_of_this_name() -> None:
+    pins = Pins(pin_idle_s=1.0, most_pins=3)
+    pins.pin("t", "w1", "", "")
+    former = pins.began("t")
+    pins.remove("t")
+    pins.pin("t", "w2", "", "")
+    pins.began("t")
+    pins.ended("t", former, None, 0.0)
+    assert pins.lapsed(9.0) == []

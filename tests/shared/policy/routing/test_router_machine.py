@@ -74,7 +74,7 @@ class Seen:
                 cap = self.workers[worker].most_calls
                 used = sum(1 for _, other in self.running.values() if other == worker)
                 assert cap is None or used <= cap, "more calls than the cap"
-                if sent.trajectory:
+                if sent.trajectory and call not in self.unpinned:
                     assert self.pins[sent.trajectory] == worker, "sent elsewhere than to its pin"
             case Refuse(call, replica, code, reason, retry_s):
                 assert self.waiting.pop(call).replica == replica, "refused although it does not wait"
@@ -97,6 +97,8 @@ class Seen:
     def check(self) -> None:
         """Nothing waits where it could begin."""
         for call in self.waiting.values():
+            if call.id in self.unpinned:
+                continue
             usable = [
                 name
                 for name, worker in self.workers.items()
@@ -112,6 +114,8 @@ class Seen:
     def paused(self, worker: str) -> bool:
         return worker in self.pushed_back
 
+    unpinned: set[str] = field(default_factory=set)
+    """Calls that waited when their trajectory ended. Their replicas end them soon."""
     pushed_back: set[str] = field(default_factory=set)
     """Workers that have asked for a pause since time has passed."""
 
@@ -253,6 +257,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     @rule(trajectory=TRAJECTORIES)
     def end_trajectory(self, trajectory: str) -> None:
+        self.seen.unpinned |= {call.id for call in self.seen.waiting.values() if trajectory == call.trajectory != ""}
         self.handle(TrajectoryEnded(trajectory))
         assert trajectory not in self.seen.pins
 

@@ -46,11 +46,11 @@ class ModelTarget:
     url: str
     http: aiohttp.ClientSession
 
-    def call(self, tokens: int = 8, trajectories: int = 256) -> Callable[[], Awaitable[None]]:
-        """Return a call with a prompt of so many tokens, by so many trajectories in turn."""
+    def call(self, tokens: int = 8, trajectories: int = 256, name: str = "t") -> Callable[[], Awaitable[None]]:
+        """Return a call with a prompt of so many tokens, by trajectories in turn whose ids begin with `name`."""
         text = "word" * tokens
         body = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": text}]})
-        names = itertools.cycle([f"t{number}" for number in range(trajectories)])
+        names = itertools.cycle([f"{name}{number}" for number in range(trajectories)])
 
         async def call() -> None:
             headers = {"content-type": "application/json", "x-trajectory-id": next(names)}
@@ -82,7 +82,7 @@ async def routed_calls(bench: Bench) -> list[BenchFigure]:
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     async with (
         aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as http,
-        _engine() as engine_url,
+        _engine() as (engine_url, _),
         _leader(bench.mesh, http) as (router_url, pid),
     ):
         async with http.post(f"{router_url}/workers", json={"url": engine_url}) as response:
@@ -95,6 +95,7 @@ async def routed_calls(bench: Bench) -> list[BenchFigure]:
             *await _streams(bench, direct, routed),
             await _memory(routed, pid),
             await _followed(bench, direct, http),
+            await _killed(bench, router_url, http),
             *await _recorded(bench, router_url, engine_url, http),
         ]
 
@@ -195,9 +196,35 @@ async def _followed(bench: Bench, direct: ModelTarget, http: aiohttp.ClientSessi
     return figure("router.replica.added.p50", "one caller: added by a replica that does not lead, p50", added_ms, "ms")
 
 
+async def _killed(bench: Bench, router_url: str, http: aiohttp.ClientSession) -> BenchFigure:
+    """Kill one of two engines under load, and count what its clients notice."""
+    errors, routed = 0, ModelTarget(router_url, http).call(name="killed")
+
+    async def call() -> None:
+        nonlocal errors
+        try:
+            await routed()
+        except (BenchError, aiohttp.ClientError):
+            errors += 1
+
+    async with _engine() as (url, process):
+        async with http.post(f"{router_url}/workers", json={"url": url}) as response:
+            response.raise_for_status()
+        running = asyncio.create_task(closed_loop(call, callers=CALLERS, seconds=bench.sizes.seconds))
+        await asyncio.sleep(bench.sizes.seconds / 2)
+        async with http.get(f"{router_url}/workers/{quote(url, safe='')}") as response:
+            if not (await response.json())["trajectories"]:
+                raise BenchError("the engine to kill has no trajectory")
+        process.kill()
+        await running
+        async with http.delete(f"{router_url}/workers/{quote(url, safe='')}") as response:
+            response.raise_for_status()
+    return figure("router.killed.errors", "errors of clients when one of two workers is killed", errors, "", at_most(0))
+
+
 async def _recorded(bench: Bench, router_url: str, former: str, http: aiohttp.ClientSession) -> list[BenchFigure]:
     """Let another engine take the place of the former one: one that reports ids."""
-    async with _engine("--ids") as engine_url:
+    async with _engine("--ids") as (engine_url, _):
         async with http.post(f"{router_url}/workers", json={"url": engine_url}) as response:
             response.raise_for_status()
         async with http.delete(f"{router_url}/workers/{quote(former, safe='')}") as response:
@@ -223,7 +250,8 @@ def _round(call: Callable[[], Awaitable[None]], callers: int, seconds: float) ->
 
 
 @asynccontextmanager
-async def _engine(*options: str) -> AsyncIterator[str]:
+async def _engine(*options: str) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """Yield address and process of an engine without a model."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -236,9 +264,10 @@ async def _engine(*options: str) -> AsyncIterator[str]:
         assert process.stdout is not None
         async with asyncio.timeout(START_S):
             port = int(await process.stdout.readline())
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", process
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
 
 

@@ -210,16 +210,22 @@ async def _killed(bench: Bench, router_url: str, http: aiohttp.ClientSession) ->
     async with _engine() as (url, process):
         async with http.post(f"{router_url}/workers", json={"url": url}) as response:
             response.raise_for_status()
+        await closed_loop(call, callers=CALLERS, seconds=bench.sizes.seconds / 2)  # pins trajectories to both
+        async with asyncio.timeout(START_S):
+            while not await _trajectories(f"{router_url}/workers/{quote(url, safe='')}", http):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)  # the router stores what its workers do once a second
         running = asyncio.create_task(closed_loop(call, callers=CALLERS, seconds=bench.sizes.seconds))
         await asyncio.sleep(bench.sizes.seconds / 2)
-        async with http.get(f"{router_url}/workers/{quote(url, safe='')}") as response:
-            if not (await response.json())["trajectories"]:
-                raise BenchError("the engine to kill has no trajectory")
         process.kill()
         await running
         async with http.delete(f"{router_url}/workers/{quote(url, safe='')}") as response:
             response.raise_for_status()
     return figure("router.killed.errors", "errors of clients when one of two workers is killed", errors, "", at_most(0))
+
+
+async def _trajectories(worker_url: str, http: aiohttp.ClientSession) -> int:
+    async with http.get(worker_url) as response:
+        return int((await response.json())["trajectories"])
 
 
 async def _recorded(bench: Bench, router_url: str, former: str, http: aiohttp.ClientSession) -> list[BenchFigure]:

@@ -10,18 +10,14 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from shared.runtime.app import PROBLEM_JSON
+from shared.runtime.connection_watch import ConnectionWatch
 from shared.runtime.errors import Overloaded, TooLarge, TreadleError
 from shared.runtime.http_streams import Header
-from shared.runtime.units import Seconds
 
 T = TypeVar("T")
 _json = msgspec.json.Encoder().encode
 CLIENT_CLOSED: Final = 499
 """Status of an exchange whose client has gone, for logs: it is not sent."""
-
-
-WATCHED_AFTER_S: Final[Seconds] = 0.05
-"""Time after which a client's connection is watched. A task for each call would cost more than most short calls do."""
 
 
 class ClientGone(Exception):
@@ -50,33 +46,6 @@ class BodyMemory:
     def give_back(self, count: int) -> None:
         """Release the bytes of a call that has ended."""
         self.held -= count
-
-
-class _Watch:
-    """Watches a client's connection, and cancels a task when it ends."""
-
-    __slots__ = ("_receive", "_task", "_working", "gone")
-
-    def __init__(self, receive: Receive, working: asyncio.Task[object]) -> None:
-        self._receive = receive
-        self._working = working
-        self._task: asyncio.Task[None] | None = None
-        self.gone = False
-
-    def begin(self) -> None:
-        """Watch from now on."""
-        self._task = asyncio.create_task(self._run(), name="client of a call")
-
-    async def _run(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
-        self._working.cancel()
-
-    def end(self) -> None:
-        """Watch no longer."""
-        if self._task is not None:
-            self._task.cancel()
 
 
 class Exchange:
@@ -170,17 +139,17 @@ class Exchange:
         """
         working = asyncio.current_task()
         assert working is not None
-        watch = _Watch(self._receive, working)
-        beginning = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, watch.begin)
-        try:
-            return await work()
-        except asyncio.CancelledError:
-            if watch.gone and not working.uncancel():
-                raise ClientGone from None
-            raise
-        finally:
-            beginning.cancel()
-            watch.end()
+        with ConnectionWatch(self._disconnected, working.cancel) as watch:
+            try:
+                return await work()
+            except asyncio.CancelledError:
+                if watch.gone and not working.uncancel():
+                    raise ClientGone from None
+                raise
+
+    async def _disconnected(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         """Send the head of the answer."""

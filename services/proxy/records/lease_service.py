@@ -29,6 +29,7 @@ from shared.messages import leases
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.leases import GrantedLease
 from shared.policy.model.quotas import NO_QUOTAS
+from shared.runtime.connection_watch import ConnectionWatch
 from shared.runtime.errors import (
     BadRequest,
     Conflict,
@@ -46,8 +47,6 @@ _json = msgspec.json.Encoder().encode
 
 GRACE_S: Final[Seconds] = 2.0
 """Time after the deadline in which the leader's refusal is awaited. Without one, no leader can answer."""
-WATCHED_AFTER_S: Final[Seconds] = 0.05
-"""Time after which a caller's connection is watched. Most are answered before."""
 GONE: Final = "its caller has gone"
 
 Cancel = Callable[[str, str], None]
@@ -151,22 +150,19 @@ class LeaseService:
         future: asyncio.Future[Outcome | None],
         gone: Callable[[], Awaitable[None]],
     ) -> Outcome:
-        loop, watch = asyncio.get_running_loop(), _Watch(gone, future)
-        watching = loop.call_later(WATCHED_AFTER_S, watch.begin)
         expiry: asyncio.TimerHandle | None = None
-        try:
-            accepted = await self._intake.submit(submitted)
-            if accepted.repeated:
-                found = outcome_of(submitted.action, await self._read(submitted.action))
-                if found is not None:
-                    return found
-            expiry = loop.call_later(wait_s + GRACE_S, _expire, future)
-            outcome = await future
-        finally:
-            watching.cancel()
-            watch.end()
-            if expiry is not None:
-                expiry.cancel()
+        with ConnectionWatch(gone, lambda: _expire(future)) as watch:
+            try:
+                accepted = await self._intake.submit(submitted)
+                if accepted.repeated:
+                    found = outcome_of(submitted.action, await self._read(submitted.action))
+                    if found is not None:
+                        return found
+                expiry = asyncio.get_running_loop().call_later(wait_s + GRACE_S, _expire, future)
+                outcome = await future
+            finally:
+                if expiry is not None:
+                    expiry.cancel()
         if outcome is not None:
             return outcome
         if watch.gone:
@@ -234,28 +230,6 @@ class LeaseService:
         return await with_retries(
             lambda: held_leases.renew_leases(self._redis, renewals), what="renewing leases", limit_s=self._limit_s
         )
-
-
-class _Watch:
-    """Watches a caller's connection, and ends the wait when it ends."""
-
-    def __init__(self, gone: Callable[[], Awaitable[None]], future: asyncio.Future[Outcome | None]) -> None:
-        self._gone = gone
-        self._future = future
-        self._task: asyncio.Task[None] | None = None
-        self.gone = False
-
-    def begin(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="caller of a lease")
-
-    async def _run(self) -> None:
-        await self._gone()
-        self.gone = True
-        _expire(self._future)
-
-    def end(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
 
 
 def _expire(future: asyncio.Future[Outcome | None]) -> None:

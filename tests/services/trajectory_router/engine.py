@@ -33,6 +33,10 @@ class Engine:
     """Close the connection instead of answering."""
     frozen: bool = False
     """Accept everything, answer nothing but `/health`."""
+    aborts: bool = True
+    """False: a call goes on to the opening of the gate although its client has gone."""
+    slots: int | None = None
+    """Calls at once. Further ones get 503."""
     serves_canaries: bool = True
     bodies: list[bytes] = field(default_factory=list)
     received: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
@@ -73,6 +77,8 @@ async def _call(engine: Engine, request: web.Request) -> web.StreamResponse:
             request.transport.abort()
             return web.Response()
         await _answerable(engine, not engine.frozen)
+        if engine.slots is not None and engine.running > engine.slots:
+            return web.Response(status=503, body=b'{"error":"engine"}')
         if engine.gate is not None:
             await engine.gate.wait()
         if engine.status != 200:
@@ -84,6 +90,8 @@ async def _call(engine: Engine, request: web.Request) -> web.StreamResponse:
         return await _stream(engine, request)
     except asyncio.CancelledError:
         engine.gone += 1
+        if not engine.aborts and engine.gate is not None:
+            await engine.gate.wait()
         raise
     finally:
         engine.running -= 1

@@ -155,6 +155,34 @@ async def test_a_full_worker_sends_its_calls_to_another_one(start_router: StartR
             assert (response.status, await response.read()) == (200, other.whole())
 
 
+async def test_an_engine_that_does_not_abort_costs_the_next_calls_no_error(start_router: StartRouter) -> None:
+    """Its slot is taken until it ends a call that nobody waits for. Its 503 meanwhile is no failure of it."""
+    router = await start_router(1, most_calls=1)
+    (busy,) = router.engines
+    busy.aborts, busy.slots, busy.gate = False, 1, asyncio.Event()
+    async with aiohttp.ClientSession(router.url) as client:
+        headers = {"x-trajectory-id": "t"}
+        call = asyncio.create_task(client.post("/v1/chat/completions", json={"model": "tiny"}, headers=headers))
+        await until(lambda: busy.running == 1)
+        call.cancel()
+        await asyncio.wait([call])
+    await until(lambda: busy.gone == 1)
+    assert busy.running == 1, "it goes on"
+    async with running_engine("other") as other:
+        await router.register(other)
+        for _ in range(8):
+            async with await router.chat("t") as response:
+                assert (response.status, await response.read()) == (200, other.whole())
+        async with asyncio.timeout(20):
+            while (state := (await router.workers())[busy.url]["state"]) is None:  # noqa: ASYNC110  # of the router
+                await asyncio.sleep(0.05)
+        assert state == "ready"
+    busy.gate.set()
+    await until(lambda: not busy.running)
+    async with await router.chat("t") as response:
+        assert (response.status, await response.read()) == (200, busy.whole())
+
+
 async def test_an_engines_own_error_passes(start_router: StartRouter) -> None:
     router = await start_router(1)
     router.engines[0].status = 400

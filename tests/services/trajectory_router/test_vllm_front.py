@@ -14,7 +14,7 @@ from services.trajectory_router.detection import Detector
 from shared.runtime.http_streams import open_streams
 from tests.services.trajectory_router.engines.call_log import LoggedCall, VersionSpan
 from tests.services.trajectory_router.engines.llamacpp import CONTEXT, SLOTS, LlamaWorker
-from tests.services.trajectory_router.engines.prompts import BOS
+from tests.services.trajectory_router.engines.prompts import BOS, TOOL
 from tests.services.trajectory_router.engines.vllm_front import MODEL, VllmFront, running_front
 from tests.services.trajectory_router.engines.waiting import until, until_idle
 
@@ -31,18 +31,6 @@ ASKED: dict[str, Any] = {
     "temperature": 1,
     "seed": 7,
     "max_tokens": 8,
-}
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "parameters": {
-            "type": "object",
-            "properties": {"command": {"type": "string", "maxLength": 8}},
-            "required": ["command"],
-            "additionalProperties": False,
-        },
-    },
 }
 
 

@@ -47,7 +47,7 @@ class ModelTarget:
     http: aiohttp.ClientSession
 
     def call(self, tokens: int = 8, trajectories: int = 256, name: str = "t") -> Callable[[], Awaitable[None]]:
-        """Return a call with a prompt of so many tokens, by trajectories in turn whose ids begin with `name`."""
+        """Return a call with a prompt of `tokens` tokens. Calls go round trajectories whose ids begin with `name`."""
         text = "word" * tokens
         body = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": text}]})
         names = itertools.cycle([f"{name}{number}" for number in range(trajectories)])

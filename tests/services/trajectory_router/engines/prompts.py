@@ -15,6 +15,20 @@ BOS: Final = 2
 END_OF_TURN: Final = 106
 """Gemma's `<end_of_turn>`. llama.cpp ends an answer with it, and the template ends an assistant's message with it."""
 
+TOOL: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "maxLength": 8}},
+            "required": ["command"],
+            "additionalProperties": False,
+        },
+    },
+}
+"""A tool whose calls are short."""
+
 _compact = msgspec.json.Encoder().encode
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.services.trajectory_router.engines.call_log import LoggedCall
 from tests.services.trajectory_router.engines.llamacpp import LlamaWorker
+from tests.services.trajectory_router.engines.prompts import TOOL
 from tests.services.trajectory_router.engines.vllm_front import VllmFront, running_front
 from tests.services.trajectory_router.engines.waiting import until
 from tests.services.trajectory_router.recording.mesh import Mesh, approximately, running_mesh
@@ -24,18 +25,6 @@ from tests.services.trajectory_router.recording.mesh import Mesh, approximately,
 Message = dict[str, Any]
 TURNS = 6
 ASKED: Message = {"role": "user", "content": "Repair the loom. Weft, warp, shed."}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "parameters": {
-            "type": "object",
-            "properties": {"command": {"type": "string", "maxLength": 8}},
-            "required": ["command"],
-            "additionalProperties": False,
-        },
-    },
-}
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ async def test_a_large_answer_waits_for_memory_and_a_small_one_does_not() -> Non
 async def test_no_memory_in_time_is_no_failure_of_the_server() -> None:
     budget = ByteBudget(MEBIBYTE, MEBIBYTE)
     async with serving(large) as server, client() as outgoing:
-        call = OutgoingCall("GET", f"http://a.test:{server.port}/", timeout_s=0.3)
+        call = OutgoingCall("GET", f"http://a.test:{server.port}/", timeout_s=1.0)
         with budget.share("a") as first, budget.share("b") as second:
             await first.take(1)
             with pytest.raises(NoMemory, match="the memory for answers was in use for"):
@@ -160,8 +160,8 @@ async def test_an_answer_takes_what_its_length_says_or_its_limit() -> None:
     [(trickle, BrokenAnswer), (trickled_head, NoFirstByte), (silent, NoFirstByte), (few_early_hints, NoFirstByte)],
 )
 async def test_a_slow_server_ends_at_the_time_limit(handler: Handler, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"within 0\.\d+ s"):
-        await called(handler, timeout_s=0.3)
+    with pytest.raises(error, match=r"within 1(\.\d+)? s|within 0\.\d+ s"):
+        await called(handler, timeout_s=1.0)  # connecting alone has taken 0.3 s on a busy machine
 
 
 async def test_the_first_byte_has_its_own_limit() -> None:
@@ -195,7 +195,7 @@ async def test_a_server_that_does_not_read_the_body_ends_at_the_time_limit() -> 
             body = bytes(32 * MEBIBYTE)
             with pytest.raises(NoFirstByte):
                 async with asyncio.timeout(20):
-                    await outgoing.call(OutgoingCall("POST", f"http://a.test:{port}/", body=body, timeout_s=0.5))
+                    await outgoing.call(OutgoingCall("POST", f"http://a.test:{port}/", body=body, timeout_s=1.0))
     finally:
         stop.set()
         server.close()

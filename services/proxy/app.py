@@ -31,6 +31,7 @@ from services.proxy.records.store import Store
 from services.proxy.records.task_registry import TaskRegistry
 from services.proxy.records.token_records import TokenRecords
 from services.proxy.records.trajectory_service import TrajectoryService
+from services.proxy.records.trajectory_traces import TrajectoryTraces
 from services.proxy.records.waiters import Waiters
 from services.proxy.routes import BARE_ROUTES, DESCRIPTION, ROUTERS, LifespanState, readiness
 from services.proxy.settings import ProxySettings
@@ -121,7 +122,8 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                 ),
                 rollouts=Rollouts(redis, clock),
                 trajectories=trajectories,
-                tokens=TokenRecords(archive, trajectories),
+                tokens=(tokens := TokenRecords(archive, trajectories)),
+                traces=TrajectoryTraces(redis, clock, trajectories, tokens),
                 leadership=leadership,
                 leases=LeaseService(
                     redis,

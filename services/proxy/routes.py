@@ -6,7 +6,7 @@ from typing import Final, TypedDict
 
 from fastapi import FastAPI
 
-from services.proxy.http import batches, mesh, quotas, tasks, tenants, tokens
+from services.proxy.http import batches, mesh, quotas, tasks, tenants, tokens, traces
 from services.proxy.http.hot import HOT_ROUTES
 from services.proxy.http.leases import LEASE_ROUTES
 from services.proxy.http.parking import PARKING_ROUTES
@@ -21,7 +21,15 @@ Post reward requests and tool actions. Treadle queues them by the urgency of the
 pooled resources, and answers each exactly once. Errors are problem+json (RFC 9457) with an instruction.
 """
 
-ROUTERS: Final = (tasks.router, batches.router, mesh.router, tenants.router, quotas.router, tokens.router)
+ROUTERS: Final = (
+    tasks.router,
+    batches.router,
+    mesh.router,
+    tenants.router,
+    quotas.router,
+    tokens.router,
+    traces.router,
+)
 """Routes behind FastAPI."""
 BARE_ROUTES: Final = [
     *HOT_ROUTES,

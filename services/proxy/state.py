@@ -21,6 +21,7 @@ from services.proxy.records.store import Store
 from services.proxy.records.task_registry import TaskRegistry
 from services.proxy.records.token_records import TokenRecords
 from services.proxy.records.trajectory_service import TrajectoryService
+from services.proxy.records.trajectory_traces import TrajectoryTraces
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
 from shared.bus.connection import ValkeyClock
@@ -52,6 +53,7 @@ class ProxyState:
     rollouts: Rollouts
     trajectories: TrajectoryService
     tokens: TokenRecords
+    traces: TrajectoryTraces
     leadership: Leadership
     leases: LeaseService
     bodies: Bodies

@@ -8,8 +8,10 @@ import msgspec
 
 from shared.kinds.formulation import Duration, Name, QuotaAmounts, Scaling, Units
 from shared.policy.model.formulation import EndedAs
+from shared.runtime.patterns import TRAJECTORY, whole
 
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+TrajectoryId = Annotated[str, msgspec.Meta(pattern=whole(TRAJECTORY))]
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +36,9 @@ class RewardRequest(Closed, frozen=True, kw_only=True):
     """Stage name -> parameters of this stage only."""
     priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 0.0
     """Requests with a lower value go first in the batch."""
+    trajectory: TrajectoryId | None = None
+    """Your trajectory that is graded: its trace shows the request. No effect on the request; one that is not known (any
+    more) is ignored."""
 
 
 class ActionRequest(Closed, frozen=True, kw_only=True):
@@ -60,6 +65,9 @@ class ActionRequest(Closed, frozen=True, kw_only=True):
     """Seconds after which the answer is not needed."""
     priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 0.0
     """Seconds by which it goes later in the order, negative for earlier."""
+    trajectory: TrajectoryId | None = None
+    """Your trajectory that the action belongs to, such as its grading: its trace shows the action. No effect on the
+    action, which is executed outside its environment; one that is not known (any more) is ignored."""
 
 
 class ParkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,7 +116,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task: str | None = None
     batch: str | None = None
     trajectory: str | None = None
-    """Trajectory in whose environment it acted."""
+    """Trajectory in whose environment it acted, or that it was submitted for."""
     index: int | None = None
     """Position in the batch, by acceptance."""
     arrived_at: float = 0.0

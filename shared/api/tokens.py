@@ -45,6 +45,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Worker that has answered it."""
     created_at: float
     """Time of its beginning, Unix seconds."""
+    ended_at: float | None = None
+    """Time of its last token; null: a record of an older version."""
 
     @classmethod
     def of(cls, call: CallRecord) -> Self:
@@ -65,6 +67,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
             model=call.model,
             worker=call.worker,
             created_at=call.created_s,
+            ended_at=call.ended_s or None,
         )
 
 

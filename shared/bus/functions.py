@@ -31,6 +31,7 @@ SOURCES = (
     "quotas.lua",
     "held_leases.lua",
     "trajectories.lua",
+    "traces.lua",
     "archive.lua",
     "nodes.lua",
     "mesh.lua",
@@ -102,6 +103,10 @@ class Answering(NamedTuple):
     """Usage of an action in a trajectory, JSON: summed for the batch that the trajectory names."""
     settled: tuple[Settled, ...] = ()
     """Holds of its attempts."""
+    traced_by: str = ""
+    """Trajectory whose trace shows it; empty: none."""
+    span: bytes = b""
+    """What the trace shows (`shared.bus.traces.encode_action`)."""
 
 
 class Advancing(NamedTuple):

@@ -107,6 +107,13 @@ def acted(name: str) -> str:
     return f"acted:{name}"
 
 
+def trace(name: str) -> str:
+    """Return the hash of a trajectory's trace: action -> `shared.bus.traces.TracedAction`. It expires with the record
+    of the trajectory, or later.
+    """
+    return f"trace:{name}"
+
+
 def trajectory_group(name: str) -> tuple[str, str]:
     """Return the keys of a trajectory in the order in which the function library takes them."""
     return trajectory(name), acted(name)

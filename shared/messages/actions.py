@@ -77,6 +77,8 @@ class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.
     """Trajectory whose environment it needs; empty: none."""
     environment: EnvironmentSpec | None = None
     """That environment's specification. Set with `trajectory`, so that a journal entry is complete by itself."""
+    for_trajectory: str = ""
+    """Trajectory that it was submitted for, without its environment (its grading): the trace shows it there."""
     held_by: str = ""
     """The replica that holds the caller's connection (`/run_code`). The action ends with it. Empty: none."""
 

@@ -69,6 +69,7 @@ class _Details(msgspec.Struct, omit_defaults=True):
     route: str = ""
     model: str = ""
     worker: str = ""
+    ended_s: float = 0.0
 
 
 class TokenCalls:

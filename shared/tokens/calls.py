@@ -51,6 +51,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
     created_s: float = 0.0
     """Time of its beginning, Unix seconds."""
+    ended_s: float = 0.0
+    """Time of its last token, before its record is written; 0: records of older versions have none."""
 
     @property
     def ids(self) -> int:

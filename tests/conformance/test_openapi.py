@@ -140,6 +140,7 @@ ROUTES = [
     ("GET", "/v1/trajectories/{trajectory}/tokens", None),
     ("GET", "/v1/trajectories/{trajectory}/tokens/calls", None),
     ("DELETE", "/v1/trajectories/{trajectory}/tokens", None),
+    ("GET", "/v1/trajectories/{trajectory}/trace", None),
     ("POST", "/v1/trajectories/{trajectory}/actions", {"kind": "env.list"}),
     ("GET", "/v1/trajectories/{trajectory}/swerex/is_alive", None),
     ("POST", "/v1/trajectories/{trajectory}/swerex/create_session", {}),

@@ -50,6 +50,7 @@ READS = [
     "/v1/trajectories/{trajectory}",
     "/v1/trajectories/{trajectory}/tokens",
     "/v1/trajectories/{trajectory}/tokens/calls",
+    "/v1/trajectories/{trajectory}/trace",
     "/v1/trajectories/{trajectory}/swerex/is_alive",
     "/v1/nodes",
     "/v1/pools",

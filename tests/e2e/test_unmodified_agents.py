@@ -198,13 +198,34 @@ def test_the_demo_of_an_agent_ends_with_rows_and_a_reward() -> None:
             subprocess.run([*TREADLE, "down"], env=environ, capture_output=True, timeout=60, check=True)
     (row,) = found["rows"]
     assert (found["reward"], row["reward"], row["trajectory"]) == (1.0, 1.0, found["trajectory"])
-    assert found["graded"]["request_id"] == found["trajectory"]
+    assert found["graded"]["trajectory"] == found["trajectory"]
     assert row["calls"] == [call["call"] for call in found["calls"]]
     assert (len(row["loss_mask"]), sum(row["loss_mask"])) == (
         len(row["token_ids"]),
         sum(call["output_tokens"] for call in found["calls"]),
     )
     assert found["agent"]["stages"][0]["parked_s"] > 0
+    check_trace(found)
+
+
+def check_trace(found: Json) -> None:
+    """One trace has the agent, its model calls below it, and its grading after it."""
+    spans = [one for resource in found["trace"]["resourceSpans"] for one in resource["scopeSpans"][0]["spans"]]
+    assert {one["traceId"] for one in spans} == {found["trajectory"].removeprefix("t").rjust(32, "0")}
+    (root,) = [one for one in spans if not one.get("parentSpanId")]
+    below = [one["name"] for one in spans if one.get("parentSpanId") == root["spanId"]]
+    assert below == ["env.write", "env.exec", "env.read", "code.asserts"]
+    by_name = {one["name"]: one for one in spans}
+    agent, graded = by_name["env.exec"], by_name["code.asserts"]
+    calls = [one for one in spans if one["name"] == f"/v1/chat/completions {MODEL}"]
+    assert len(calls) == len(found["calls"])
+    assert {one["parentSpanId"] for one in calls} == {agent["spanId"]}
+    start, end = (int(agent[f"{name}TimeUnixNano"]) for name in ("start", "end"))
+    called = [(int(one["startTimeUnixNano"]), int(one["endTimeUnixNano"])) for one in calls]
+    assert start < called[0][0] < called[0][1] <= called[1][0] < called[-1][1] < end, "one after another"
+    assert min(until - since for since, until in called) > 0.4e9, "the time of the scripted model"
+    assert int(graded["startTimeUnixNano"]) >= end
+    assert {"key": "treadle.score", "value": {"doubleValue": 1.0}} in graded["attributes"]
 
 
 def test_the_demo_says_how_an_agent_becomes_visible(stack: RunningStack) -> None:

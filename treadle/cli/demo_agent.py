@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from shared.api.otlp import TraceData
 from treadle.cli.proxy import NOT_UP, WRONG, CommandFailed, check_proxy
+from treadle.cli.trace import trace_table
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.grading.agent_demonstration import (
     BROKEN,
@@ -150,6 +153,7 @@ def show(found: AgentDemonstration, console: Console) -> None:
             str(call.serial), f"{call.prompt_tokens:,}", f"{known:,}", f"{call.output_tokens:,}", versions, call.status
         )
     console.print(calls)
+    console.print(trace_table(msgspec.convert(found.trace, TraceData)))
     for stage in found.agent.stages:
         console.print(
             f"Agent: one action on {found.node}: {stage.execution_s:.1f} s with a core, "

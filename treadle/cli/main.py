@@ -27,6 +27,7 @@ COMMANDS = {
     "tenants": "Show and set the weights of tenants.",
     "quota": "Show, watch and set quotas: slots and rates of external APIs.",
     "workers": "Show, add, drain and remove inference engines behind the trajectory router.",
+    "trace": "Show what a trajectory's time was spent on; export its trace to OpenTelemetry.",
     "grade": "Grade a file of programs or answers as one batch.",
     "demo": "Grade HumanEval's references and mutants of them on a stack of your own.",
     "bench": "Measure what the mesh costs, beside its targets and its peers.",

@@ -125,6 +125,7 @@ class Trajectories(_Twin):
     act = _blocking(AsyncTrajectories.act)
     rows = _blocking(AsyncTrajectories.rows)
     model_calls = _blocking(AsyncTrajectories.model_calls)
+    trace = _blocking(AsyncTrajectories.trace)
     delete_tokens = _blocking(AsyncTrajectories.delete_tokens)
     prioritize = _blocking(AsyncTrajectories.prioritize)
     close = _blocking(AsyncTrajectories.close)

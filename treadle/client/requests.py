@@ -136,6 +136,9 @@ class RewardRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stage_params: Mapping[str, Mapping[str, Any]] = {}
     """Stage name -> parameters of this stage only."""
     task: str | None = None
+    trajectory: str | None = None
+    """Your trajectory that is graded: its trace shows the request. No effect on the request; one that is not known (any
+    more) is ignored."""
 
 
 class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -159,6 +162,9 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     request_id: str | None = None
     timeout_s: float = 60.0
     """Execution limit. Queueing does not count."""
+    trajectory: str | None = None
+    """Your trajectory that the action belongs to, such as its grading: its trace shows the action. No effect on the
+    action, which is executed outside its environment; one that is not known (any more) is ignored."""
     units: Units | None = None
     """Resource -> units, [fewest, most], or for the pool's resource {"any_of": [...]}. Default: one core (sleep, noop:
     one slot)."""

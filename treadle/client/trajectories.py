@@ -88,6 +88,15 @@ class AsyncTrajectories:
         """Return the recorded model calls of a trajectory, without ids. Raises as `rows`."""
         return await self._lines(RecordedCall, f"/v1/trajectories/{quoted(trajectory)}/tokens/calls")
 
+    async def trace(self, trajectory: str) -> dict[str, Any]:
+        """Return the trace of a trajectory in OpenTelemetry's format, as a collector takes it (docs/trajectories.md).
+
+        Raises:
+            NotFound: there is no such trajectory.
+        """
+        path = f"/v1/trajectories/{quoted(trajectory)}/trace"
+        return self._transport.decoded(dict[str, Any], await self._transport.send("GET", path, None, {}), path)
+
     async def delete_tokens(self, trajectory: str) -> None:
         """Delete the record of a trajectory's model calls, when its rows are read. Idempotent."""
         await self._transport.send("DELETE", f"/v1/trajectories/{quoted(trajectory)}/tokens", None, {})

@@ -57,9 +57,11 @@ class AgentDemonstration(msgspec.Struct, frozen=True):
     file: str
     """What it left of the file."""
     graded: Answer
-    """Its grading in a fresh sandbox. `request_id` is the trajectory."""
+    """Its grading in a fresh sandbox, in the same trace."""
     calls: list[RecordedCall]
     rows: list[TrainingRow]
+    trace: dict[str, Any]
+    """All of this in time, in OpenTelemetry's format."""
 
     @property
     def reward(self) -> float | None:
@@ -101,13 +103,14 @@ async def demonstrate_agent(
         _check(agent, mini)
         file = str((await _act(client, trajectory, "env.read", {"path": FILE})).output.get("content", ""))
         entered("Its repair is graded in a fresh sandbox")
-        graded = await client.run("code.asserts", {"code": file, "tests": TESTS}, request_id=trajectory)
+        graded = await client.run("code.asserts", {"code": file, "tests": TESTS}, trajectory=trajectory)
         entered("Its tokens are read")
         rows, calls = await client.trajectories.rows(trajectory), await client.trajectories.model_calls(trajectory)
         node = (await client.trajectories.view(trajectory)).node or ""
     finally:
         await client.trajectories.close(trajectory)
-    return AgentDemonstration(trajectory, node, agent, file, graded, calls, rows)
+    trace = await client.trajectories.trace(trajectory)
+    return AgentDemonstration(trajectory, node, agent, file, graded, calls, rows, trace)
 
 
 async def _act(client: AsyncTreadle, trajectory: str, kind: Any, params: Mapping[str, Any]) -> Answer:

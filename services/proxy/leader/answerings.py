@@ -7,9 +7,10 @@ import msgspec
 from services.proxy.leader.granted_leases import KEEP_S
 from services.proxy.leader.unanswered import Unanswered
 from services.proxy.metrics import ACT, ANSWERED_AS, USED
-from services.proxy.records.answering import compose, is_masked, observe_queueing, usage_of
+from services.proxy.records.answering import compose, is_masked, observe_queueing, score_of, usage_of
 from services.proxy.records.failures import MOST_REASON
 from shared.bus.functions import Answering
+from shared.bus.traces import TracedAction, TracedStage, encode_action
 from shared.policy.model.formulation import AnswerAction
 from shared.runtime.units import Seconds
 
@@ -40,6 +41,33 @@ def to_answering(kept: Unanswered, answer: AnswerAction, keep_s: int, now: Secon
         used=_json.encode(usage) if submitted.trajectory and usage else b"",
         settled=answer.settled,
         masked=why,
+        traced_by=(traced_by := submitted.trajectory or submitted.for_trajectory),
+        span=_span(kept, answer, arrived_s, now) if traced_by else b"",
+    )
+
+
+def _span(kept: Unanswered, answer: AnswerAction, arrived_s: Seconds, now: Seconds) -> bytes:
+    """Return what the trace of its trajectory shows of an action."""
+    submitted, result = kept.submitted, None if is_masked(answer) else kept.result
+    return encode_action(
+        TracedAction(
+            name=submitted.stages[0].kind if len(submitted.stages) == 1 else submitted.task or "action",
+            arrived_s=arrived_s,
+            total_s=max(0.0, now - arrived_s),
+            queue_s=answer.queue_s + sum(act.queue_s for act in answer.acts),
+            execution_s=answer.execution_s + sum(act.execution_s for act in answer.acts),
+            ended=answer.ended,
+            reason=answer.reason[:MOST_REASON],
+            passed=result.passed if result else None,
+            score=score_of(submitted, answer, result),
+            request=submitted.request,
+            batch=submitted.batch,
+            stages=tuple(
+                TracedStage(act.name, act.node, act.units, act.attempts, act.queue_s, act.execution_s, act.parked_s)
+                for act in answer.acts
+            ),
+            in_environment=bool(submitted.trajectory),
+        )
     )
 
 

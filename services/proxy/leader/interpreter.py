@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from redis.asyncio import Redis
 
-from shared.bus import functions, held_leases, quotas, trajectories
+from shared.bus import functions, held_leases, quotas, traces, trajectories
 from shared.bus.connection import with_retries
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
 from shared.bus.held_leases import LeaseGrant, LeaseRevocation
@@ -191,7 +191,7 @@ class Interpreter:
         if grants and not answers:
             await self._send(grants)
         elif answers:
-            flags, _ = await asyncio.gather(self._finish(answers), self._send(grants))
+            flags, *_ = await asyncio.gather(self._finish(answers), self._send(grants), self._trace(answers))
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
         if ended:  # after answers: a successor that reads the end would not look for earlier verdicts
@@ -214,6 +214,11 @@ class Interpreter:
             else:
                 sent = [write for write in run if isinstance(write, Granting)]
                 await functions.send_grants(self._redis, self._epoch, sent)
+
+    async def _trace(self, answers: list[Answering]) -> None:
+        """Add answered actions to the traces of their trajectories, in the same turn of Valkey as their answers."""
+        if traced := [one for one in answers if one.traced_by]:
+            await traces.trace_actions(self._redis, self._epoch, traced)
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
         return await functions.answer_actions(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)

@@ -42,13 +42,13 @@ def compose(
         request_id=submitted.request or None,
         task=submitted.task or None,
         batch=submitted.batch or None,
-        trajectory=submitted.trajectory or None,
+        trajectory=submitted.trajectory or submitted.for_trajectory or None,
         index=index if index >= 0 else None,
         arrived_at=arrived_s,
         ended=answer.ended,
         mask=masked,
         passed=shown.passed if shown else None,
-        score=_score(submitted, answer, shown),
+        score=score_of(submitted, answer, shown),
         reason=answer.reason,
         output=msgspec.Raw(result.output) if result and result.output != EMPTY else None,
         act=_act(answer, max(0.0, now - arrived_s)),
@@ -106,7 +106,8 @@ def _act(answer: AnswerAction, total_s: Seconds) -> Act:
     )
 
 
-def _score(submitted: ActionSubmitted, answer: AnswerAction, result: AttemptResult | None) -> float | None:
+def score_of(submitted: ActionSubmitted, answer: AnswerAction, result: AttemptResult | None) -> float | None:
+    """Return the score of an answered action. `result`: None if it is masked."""
     if answer.ended != "timeout":
         return result.score if result else None
     met = answer.acts[-1].name if answer.acts else ""  # the stage that timed out

@@ -207,6 +207,7 @@ class BatchService:
             budget_s=workflow.budget_s,
             priority=request.priority,
             timeout_score=workflow.timeout_score,
+            for_trajectory=request.trajectory or "",
         )
 
     async def _workflow(self, batch: str) -> Workflow:

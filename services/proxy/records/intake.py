@@ -184,4 +184,5 @@ def of_action(action: str, tenant: str, request: ActionRequest) -> ActionSubmitt
         stages=(plain_action(request),),
         budget_s=request.budget_s,
         priority=request.priority,
+        for_trajectory=request.trajectory or "",
     )

@@ -52,8 +52,15 @@ class TokenRecords:
     async def calls(self, trajectory: str, tenant: str) -> AsyncIterator[bytes]:
         """Return the recorded calls of a trajectory without their ids, as JSON Lines. Errors: see `rows`."""
         await self._check(trajectory, tenant)
-        calls = await self._read(trajectory)
-        return _lines(RecordedCall.of(call) for call in calls)
+        return _lines(iter(await self.recorded(trajectory)))
+
+    async def recorded(self, trajectory: str) -> list[RecordedCall]:
+        """Return the recorded calls of a trajectory without their ids, whose tenant the caller has checked.
+
+        Raises:
+            Unavailable: see `rows`.
+        """
+        return [RecordedCall.of(call) for call in await self._read(trajectory)]
 
     async def delete(self, trajectory: str, tenant: str) -> None:
         """Delete the record of a trajectory. No effect if there is none. Errors: see `rows`."""

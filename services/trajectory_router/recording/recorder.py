@@ -229,6 +229,7 @@ def _record(
         model=_text(str(fields.get("model") or "")),
         worker=call.worker,
         created_s=call.began_at,
+        ended_s=call.recorder.clock.unix(),
     )
 
 

@@ -32,6 +32,7 @@ QUEUE = Histogram(
     ["pool", "stage"],
     buckets=(0.01, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
 )
+UNTRACED = Counter("treadle_proxy_untraced_actions", "Answered actions that traces lack, because a write failed.")
 PARKED = Counter("treadle_proxy_parkings", "Requests to park an action that this replica has sent to nodes, as leader.")
 RESUMED = Counter("treadle_proxy_resumptions", "Parked actions that this replica has let continue, as leader.")
 PARKED_NOW = Gauge("treadle_proxy_parked_actions", "Actions that are parked, or wait for units to continue.")

@@ -6,8 +6,9 @@ https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding: names in lower
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, TypeGuard
 
 import msgspec
 
@@ -119,13 +120,17 @@ class TraceData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def attributes(values: Mapping[str, Attribute | None]) -> tuple[KeyValue, ...]:
-    """Return attributes, without those that are None."""
-    return tuple(KeyValue(key, _any(value)) for key, value in values.items() if value is not None)
+    """Return attributes, without those that are None or no finite number: JSON has no others."""
+    return tuple(KeyValue(key, _any(value)) for key, value in values.items() if _is_known(value))
 
 
 def nano(unix_s: Seconds) -> str:
     """Return a Unix time in nanoseconds, exact to the microsecond."""
     return str(round(unix_s * 1e6) * 1000)
+
+
+def _is_known(value: Attribute | None) -> TypeGuard[Attribute]:
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _any(value: Attribute) -> AnyValue:

@@ -116,7 +116,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task: str | None = None
     batch: str | None = None
     trajectory: str | None = None
-    """Trajectory in whose environment it acted, or that it was submitted for."""
+    """Trajectory in whose environment it acts. Once it is finished, also one that it was only submitted for."""
     index: int | None = None
     """Position in the batch, by acceptance."""
     arrived_at: float = 0.0

@@ -46,7 +46,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     """Time of its beginning, Unix seconds."""
     ended_at: float | None = None
-    """Time of its last token; null: a record of an older version."""
+    """Time at which its whole answer had arrived, or the call had ended; null: a record of an older version."""
 
     @classmethod
     def of(cls, call: CallRecord) -> Self:

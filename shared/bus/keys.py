@@ -109,7 +109,7 @@ def acted(name: str) -> str:
 
 def trace(name: str) -> str:
     """Return the hash of a trajectory's trace: action -> `shared.bus.traces.TracedAction`. It expires with the record
-    of the trajectory, or later.
+    of the trajectory.
     """
     return f"trace:{name}"
 

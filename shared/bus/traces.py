@@ -15,7 +15,9 @@ from shared.bus.keys import KeyList, Role
 from shared.runtime.units import Epoch, Seconds
 
 MOST_TRACED: Final = 1024
-"""Actions of one trace, the first ones. `library/traces.lua` has the same number."""
+"""Actions of one trace, the first ones."""
+MOST_FOR_IT: Final = MOST_TRACED + 64
+"""The same while an action that was only submitted for the trajectory is added: its grading comes last."""
 _EPOCH: Final = keys.epoch(Role.DISPATCHER)
 
 
@@ -61,11 +63,13 @@ async def trace_actions(redis: Redis, epoch: Epoch, answers: Sequence[Answering]
 
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
+        Overloaded: Valkey's memory bound is reached; nothing was written.
     """
     touched = KeyList(_EPOCH)
     args: list[Any] = [epoch]
     for one in answers:
         args += (touched.position(one.traced_by, _traced), one.tenant, one.action, one.span)
+        args.append(MOST_TRACED if one.trajectory else MOST_FOR_IT)
     await call(redis, "trace_actions_v1", touched.listed, *args)
 
 

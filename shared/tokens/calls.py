@@ -52,7 +52,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_s: float = 0.0
     """Time of its beginning, Unix seconds."""
     ended_s: float = 0.0
-    """Time of its last token, before its record is written; 0: records of older versions have none."""
+    """Time at which its whole answer had arrived, or the call had ended; 0: records of older versions have none."""
 
     @property
     def ids(self) -> int:

@@ -34,6 +34,7 @@ METRICS = {
         "treadle_proxy_queued_actions",
         "treadle_proxy_parked_actions",
         "treadle_proxy_parkings_total",
+        "treadle_proxy_untraced_actions_total",
         "treadle_proxy_resumptions_total",
         "treadle_proxy_retrieve_calls_total",
         "treadle_proxy_run_code_calls_total",

@@ -109,6 +109,43 @@ async def test_a_trajectory_of_nobody_is_ignored_and_one_of_another_tenant_gets_
     assert found[1].attribute("treadle.action") not in (None, other["id"])
 
 
+async def test_a_line_of_a_bulk_call_can_name_one_and_a_batch_of_another_tenant_adds_nothing(
+    http: aiohttp.ClientSession, client: AsyncTreadle
+) -> None:
+    mine = await Trainer(http).open()
+    async with http.put("/v1/tasks/graded", json=TASK) as response:
+        assert response.status < 300, await response.text()
+    batch = await post(http, "/v1/tasks/graded/batches", {"size": 2})
+    line = msgspec.json.encode({"trajectory": mine, **TESTS}) + b"\n"
+    for tenant in ("mallory", "default"):
+        headers = {"Treadle-Tenant": tenant}
+        async with http.post(f"/v1/rewards/bulk?batch={batch['id']}", data=line, headers=headers) as response:
+            assert (await response.json())["accepted"] == 1
+    async with http.get(f"/v1/batches/{batch['id']}/results?follow=true") as response:
+        assert len((await response.text()).splitlines()) == 2
+    found = await spans(client, mine, 1 + 5)
+    assert [one.name for one in found if one.parent_span_id == found[0].span_id] == ["graded"]
+
+
+async def test_an_action_that_ended_in_the_queue_is_shown_in_the_queue(
+    http: aiohttp.ClientSession, client: AsyncTreadle
+) -> None:
+    trainer = Trainer(http)
+    trajectory = await trainer.open()
+    running = asyncio.create_task(trainer.bash(trajectory, "sleep 30"))
+    await asyncio.sleep(0.5)
+    waiting = await trainer.submit(trajectory, "true")
+    await asyncio.sleep(0.5)
+    await trainer.cancel(waiting)
+    await trainer.close(trajectory)
+    assert (await running)["ended"] == "cancelled"
+    found = await spans(client, trajectory, 1 + 3 + 3)
+    queued = [one.duration_s for one in found if one.name == "queue"]
+    assert len(queued) == 2
+    assert 0.4 < queued[1] < 10.0
+    assert {one.attribute("treadle.ended") for one in found if one.attribute("treadle.action")} == {"cancelled"}
+
+
 async def test_wrong_ids_and_other_tenants_are_refused(
     stack: RunningStack, http: aiohttp.ClientSession, client: AsyncTreadle
 ) -> None:

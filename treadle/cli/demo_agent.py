@@ -153,7 +153,7 @@ def show(found: AgentDemonstration, console: Console) -> None:
             str(call.serial), f"{call.prompt_tokens:,}", f"{known:,}", f"{call.output_tokens:,}", versions, call.status
         )
     console.print(calls)
-    console.print(trace_table(msgspec.convert(found.trace, TraceData)))
+    console.print(trace_table(msgspec.convert(found.trace, TraceData), console.width))
     for stage in found.agent.stages:
         console.print(
             f"Agent: one action on {found.node}: {stage.execution_s:.1f} s with a core, "

@@ -14,8 +14,12 @@ from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import exit_status
 from treadle.cli.up import Home
 
-WIDTH: Final = 40
+MOST_WIDTH, LEAST_WIDTH = 40, 10
 """Cells of the bar of the whole time."""
+BESIDE: Final = 76
+"""Cells beside the bars: names, times and ends."""
+MOST_NAME, MOST_END = 40, 60
+"""Characters of a name and of an end."""
 SHORT_QUEUE_S: Final = 0.005
 """A shorter wait for units has no row."""
 COLORS: Final = {"queue": "yellow", "model": "magenta", "execution": "green", "whole": "cyan"}
@@ -45,34 +49,56 @@ def trace(
         if as_json:
             typer.echo(msgspec.json.encode(found))
         else:
-            Console().print(trace_table(msgspec.convert(found, TraceData)))
+            console = Console()
+            console.print(trace_table(msgspec.convert(found, TraceData), console.width))
 
 
-def trace_table(trace: TraceData) -> Table:
-    """Return a trace as a table: a row for each span, children below their parents, with a bar on the common time."""
+def trace_table(trace: TraceData, columns: int) -> Table:
+    """Return a trace as a table: a row for each span, children below their parents, with a bar on the common time.
+
+    Args:
+        trace: at least one span.
+        columns: width of the terminal.
+    """
     spans = trace.spans
+    width = max(LEAST_WIDTH, min(MOST_WIDTH, columns - BESIDE))
     start_s = min(one.start_s for one in spans)
     total_s = max(max(one.start_s + one.duration_s for one in spans) - start_s, 1e-6)
     table = Table(box=None, pad_edge=False)
-    for name, justify in (("span", "left"), ("start", "right"), ("time", "right"), ("", "left"), ("", "left")):
-        table.add_column(name, justify=justify, no_wrap=name != "")  # type: ignore[arg-type]
-    for depth, span in _nested(spans, ""):
-        bar = _bar((span.start_s - start_s) / total_s, span.duration_s / total_s)
+    table.add_column("span", no_wrap=True)
+    table.add_column("start", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column(no_wrap=True, min_width=width)
+    table.add_column()
+    for depth, span in _nested(spans):
+        bar = _bar((span.start_s - start_s) / total_s, span.duration_s / total_s, width)
         table.add_row(
-            f"{'  ' * depth}{escape(span.name)}",
+            f"{'  ' * depth}{_text(span.name, MOST_NAME)}",
             f"{span.start_s - start_s:.2f} s",
             f"{span.duration_s:.2f} s",
             f"[{COLORS[_work(span)]}]{bar}[/]",
-            escape(_end(span)),
+            _text(_end(span), MOST_END),
         )
     return table
 
 
-def _nested(spans: list[Span], parent: str, depth: int = 0) -> Iterator[tuple[int, Span]]:
-    for one in spans:
-        if one.parent_span_id == parent and not (one.name == "queue" and one.duration_s < SHORT_QUEUE_S):
-            yield depth, one
-            yield from _nested(spans, one.span_id, depth + 1)
+def _nested(spans: list[Span]) -> Iterator[tuple[int, Span]]:
+    """Yield (depth, span), each before its children. Short waits are left out."""
+    children: dict[str, list[Span]] = {}
+    for one in reversed(spans):
+        if one.name != "queue" or one.duration_s >= SHORT_QUEUE_S:
+            children.setdefault(one.parent_span_id, []).append(one)
+    waiting = [(0, one) for one in children.pop("", [])]
+    while waiting:
+        depth, span = waiting.pop()
+        yield depth, span
+        waiting += [(depth + 1, one) for one in children.pop(span.span_id, [])]
+
+
+def _text(text: str, most: int) -> str:
+    """Return a text of others as the table may show it: printable, short, without markup."""
+    shown = "".join(one if one.isprintable() else " " for one in text)
+    return escape(shown if len(shown) <= most else f"{shown[: most - 1]}…")
 
 
 def _work(span: Span) -> str:
@@ -83,25 +109,23 @@ def _work(span: Span) -> str:
     return "execution" if span.attribute("treadle.execution_s") is not None else "whole"
 
 
-def _bar(start: float, length: float) -> str:
+def _bar(start: float, length: float, width: int) -> str:
     """Return a bar of characters. `start` and `length` are parts of the whole; every span has at least an eighth."""
-    first = min(int(start * WIDTH), WIDTH - 1)
-    eighths = max(1, min(round(length * WIDTH * 8), (WIDTH - first) * 8))
+    first = min(int(start * width), width - 1)
+    eighths = max(1, min(round(length * width * 8), (width - first) * 8))
     return " " * first + EIGHTHS[8] * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
 def _end(span: Span) -> str:
     """Return what a span ended with, in a few words."""
+    ended, passed, score = (span.attribute(f"treadle.{name}") for name in ("ended", "passed", "score"))
     if span.status.code == ERROR:
-        return f"✗ {span.attribute('treadle.ended') or ''} {span.status.message}".replace("  ", " ")
+        return " ".join(["✗", *([str(ended)] if ended else []), span.status.message])
     if (tokens := span.attribute("gen_ai.usage.output_tokens")) is not None:
         return f"{span.attribute('gen_ai.usage.input_tokens'):,} + {tokens:,} tokens"
-    if (node := span.attribute("treadle.node")) is not None and (parked_s := span.attribute("treadle.parked_s")):
-        return f"{node}, {parked_s:.2f} s parked"
-    if node is not None:
-        return str(node)
-    if (ended := span.attribute("treadle.ended")) is None:
-        return ""
-    passed, score = span.attribute("treadle.passed"), span.attribute("treadle.score")
-    mark = "" if passed is None else "✓ " if passed else "✗ "
-    return f"{mark}{ended}" + (f", score {score:g}" if score is not None else "")
+    if ended is not None:
+        mark = "" if passed is None else "✓ " if passed else "✗ "
+        return f"{mark}{ended}" + (f", score {score:g}" if isinstance(score, int | float) else "")
+    node, parked_s = span.attribute("treadle.node"), span.attribute("treadle.parked_s")
+    parts = [str(node)] if node else []
+    return ", ".join([*parts, *([f"{parked_s:.2f} s parked"] if isinstance(parked_s, float) else [])])

@@ -223,7 +223,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Stages with a verdict."""
     task: str | None = None
     trajectory: str | None = None
-    """Trajectory in whose environment it acted, or that it was submitted for."""
+    """Trajectory in whose environment it acts. Once it is finished, also one that it was only submitted for."""
     usage: dict[str, float] = {}
     """Name -> amount used in all stages and attempts, as far as it was measured: `cpu_s`, `gpu_s` (seconds), `tokens`,
     `money`, or a name of the kind's own. Not measured: attempts of a lost node, stopped actions in environments."""
@@ -363,7 +363,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     created_at: float
     """Time of its beginning, Unix seconds."""
     ended_at: float | None = None
-    """Time of its last token; null: a record of an older version."""
+    """Time at which its whole answer had arrived, or the call had ended; null: a record of an older version."""
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -52,7 +52,7 @@ async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float)
     proxy = call.proxy
     if not wait_s:
         accepted = await proxy.intake.submit(submitted)
-        return await _accepted(call, accepted, submitted.trajectory)
+        return await _accepted(call, accepted, submitted.trajectory or submitted.for_trajectory)
     future = _expect(call, submitted.action, "submit without `wait` and read the action later")
     try:
         accepted = await proxy.intake.submit(submitted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from services.proxy.leader.granted_leases import KEEP_S
@@ -11,10 +13,13 @@ from services.proxy.records.answering import compose, is_masked, observe_queuein
 from services.proxy.records.failures import MOST_REASON
 from shared.bus.functions import Answering
 from shared.bus.traces import TracedAction, TracedStage, encode_action
+from shared.messages.actions import ActionSubmitted
 from shared.policy.model.formulation import AnswerAction
 from shared.runtime.units import Seconds
 
 _json = msgspec.json.Encoder()
+MOST_SHOWN: Final = 160
+"""Characters of a reason that a trace shows."""
 
 
 def to_answering(kept: Unanswered, answer: AnswerAction, keep_s: int, now: Seconds) -> Answering:
@@ -57,18 +62,28 @@ def _span(kept: Unanswered, answer: AnswerAction, arrived_s: Seconds, now: Secon
             queue_s=answer.queue_s + sum(act.queue_s for act in answer.acts),
             execution_s=answer.execution_s + sum(act.execution_s for act in answer.acts),
             ended=answer.ended,
-            reason=answer.reason[:MOST_REASON],
+            reason=answer.reason[:MOST_SHOWN],
             passed=result.passed if result else None,
             score=score_of(submitted, answer, result),
             request=submitted.request,
             batch=submitted.batch,
-            stages=tuple(
-                TracedStage(act.name, act.node, act.units, act.attempts, act.queue_s, act.execution_s, act.parked_s)
-                for act in answer.acts
-            ),
+            stages=_stages(submitted, answer),
             in_environment=bool(submitted.trajectory),
         )
     )
+
+
+def _stages(submitted: ActionSubmitted, answer: AnswerAction) -> tuple[TracedStage, ...]:
+    """Return the stages with a verdict, and the one in which the action ended without one."""
+    stages = [
+        TracedStage(act.name, act.node, act.units, act.attempts, act.queue_s, act.execution_s, act.parked_s)
+        for act in answer.acts
+    ]
+    last = len(stages)
+    if last < len(submitted.stages) and (answer.queue_s or answer.execution_s or answer.parked_s):
+        name = submitted.stages[last].name
+        stages.append(TracedStage(name, "", 0, 0, answer.queue_s, answer.execution_s, answer.parked_s))
+    return tuple(stages)
 
 
 def lease_answering(kept: Unanswered, answer: AnswerAction, body: bytes) -> Answering:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from redis.asyncio import Redis
 
+from services.proxy.metrics import UNTRACED
 from shared.bus import functions, held_leases, quotas, traces, trajectories
 from shared.bus.connection import with_retries
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
@@ -108,6 +109,7 @@ class Interpreter:
         self._keep_batch_s = keep_batch_s
         self._waiting: TurnQueue[Write] = TurnQueue()
         self._more = asyncio.Event()
+        self._traces_fail = False
         self.deposed = False
         """Another leader has taken over: nothing more is written."""
 
@@ -216,9 +218,24 @@ class Interpreter:
                 await functions.send_grants(self._redis, self._epoch, sent)
 
     async def _trace(self, answers: list[Answering]) -> None:
-        """Add answered actions to the traces of their trajectories, in the same turn of Valkey as their answers."""
-        if traced := [one for one in answers if one.traced_by]:
+        """Add answered actions to the traces of their trajectories, in the same turn of Valkey as their answers.
+
+        A failure costs the spans, and no answer.
+        """
+        traced = [one for one in answers if one.traced_by]
+        if not traced:
+            return
+        try:
             await traces.trace_actions(self._redis, self._epoch, traced)
+        except Deposed:
+            raise
+        except Exception as error:  # noqa: BLE001  # a trace is for people: its loss must not end a leader
+            UNTRACED.inc(len(traced))
+            if not self._traces_fail:
+                _log.warning("tracing_failed", actions=len(traced), error=str(error) or type(error).__name__)
+            self._traces_fail = True
+        else:
+            self._traces_fail = False
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
         return await functions.answer_actions(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)

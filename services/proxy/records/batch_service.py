@@ -207,7 +207,7 @@ class BatchService:
             budget_s=workflow.budget_s,
             priority=request.priority,
             timeout_score=workflow.timeout_score,
-            for_trajectory=request.trajectory or "",
+            for_trajectory=(request.trajectory or "") if tenant == workflow.tenant else "",
         )
 
     async def _workflow(self, batch: str) -> Workflow:

@@ -10,6 +10,8 @@ that was neither queueing nor execution is at the end of the action.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final
@@ -61,7 +63,11 @@ def trace_of(
     root = spans.root(view, actions, now)
     by_arrival = sorted(actions.items(), key=lambda one: (one[1].arrived_s, one[0]))
     work = [root, *(span for action, traced in by_arrival for span in spans.action(action, traced))]
-    environment = [(spans.id_of(action), traced) for action, traced in by_arrival if traced.in_environment]
+    environment = sorted(
+        (traced.arrived_s + traced.total_s, traced.arrived_s, spans.id_of(action))
+        for action, traced in by_arrival
+        if traced.in_environment
+    )
     models = [spans.call(call, _caller(call, environment)) for call in calls]
     return TraceData((_resource("proxy", work), *([_resource("trajectory_router", models)] if models else [])))
 
@@ -184,18 +190,23 @@ class _Spans:
 
 def _measured(stage: TracedStage) -> dict[str, Attribute | None]:
     return {
-        "treadle.node": stage.node,
-        "treadle.units": stage.units,
-        "treadle.attempts": stage.attempts,
+        "treadle.node": stage.node or None,
+        "treadle.units": stage.units or None,
+        "treadle.attempts": stage.attempts or None,
         "treadle.execution_s": stage.execution_s,
         "treadle.parked_s": stage.parked_s or None,
     }
 
 
-def _caller(call: RecordedCall, environment: Sequence[tuple[str, TracedAction]]) -> str:
-    """Return the span of the action in whose time a model call began; empty: there is none."""
-    during = (own for own, one in environment if one.arrived_s <= call.created_at <= one.arrived_s + one.total_s)
-    return next(during, "")
+def _caller(call: RecordedCall, environment: Sequence[tuple[Seconds, Seconds, str]]) -> str:
+    """Return the span of the action in whose time a model call began; empty: there is none.
+
+    `environment`: (end, arrival, span) of the actions there, by their end. They run one at a time, so the caller is the
+    first of those that end after the beginning of the call.
+    """
+    at = bisect_left(environment, (call.created_at,))
+    _, arrived_s, own = environment[at] if at < len(environment) else (0.0, math.inf, "")
+    return own if arrived_s <= call.created_at else ""
 
 
 def _resource(service: str, spans: Sequence[Span]) -> ResourceSpans:

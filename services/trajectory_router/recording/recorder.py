@@ -66,6 +66,7 @@ class CallRecording:
     fields: Fields = field(default_factory=dict)
     reader: TokenReader | None = None
     reason: str = ""
+    ended_at: Seconds = 0.0
     _committed: bool = False
 
     def request(self, worker: str, engine: str, body: bytes, headers: Sequence[Header]) -> tuple[bytes, list[Header]]:
@@ -115,6 +116,7 @@ class CallRecording:
         """
         if self._committed:
             return
+        self.ended_at = self.recorder.clock.unix()
         records = _records(self, await self._sampled(), cut)
         self._committed = True  # `append` takes them at once, also if this task is cancelled then
         await self.recorder.writer.append(self.trajectory, self.tenant, records)
@@ -229,7 +231,7 @@ def _record(
         model=_text(str(fields.get("model") or "")),
         worker=call.worker,
         created_s=call.began_at,
-        ended_s=call.recorder.clock.unix(),
+        ended_s=call.ended_at,
     )
 
 

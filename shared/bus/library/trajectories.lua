@@ -33,12 +33,14 @@ local function remove_from_open(indexes, trajectory)
   redis.call('ZREM', indexes[2], trajectory)
 end
 
--- End an open trajectory. Its record can be read for a while.
+-- End an open trajectory. Its record and its trace can be read for a while.
+-- Derived: the trace of the trajectory.
 local function end_trajectory(indexes, record, acted, state, reason)
   local trajectory, ms = id_of(record), now_ms()
   local keep_s = tonumber(redis.call('HGET', record, 'keep_s'))
   redis.call('HSET', record, 'state', state, 'reason', reason, 'ended_ms', ms)
   redis.call('EXPIRE', record, keep_s)
+  redis.call('EXPIRE', 'trace:' .. trajectory, keep_s)
   redis.call('DEL', acted)
   remove_from_open(indexes, trajectory)
   redis.call('ZADD', indexes[3], ms, trajectory)

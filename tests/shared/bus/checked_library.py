@@ -9,10 +9,13 @@ from shared.bus import functions
 DERIVED: Final[dict[str, tuple[str, ...]]] = {
     "answer_actions_v2": ("batch:", "environments:"),
     "answer_actions_with_quotas_v1": ("batch:", "environments:"),
+    "close_trajectory_v2": ("trace:",),
     "expire_leases_v1": ("action:",),
+    "expire_trajectories_v2": ("trace:",),
     "list_leases_v1": ("action:",),
     "open_batch_v2": ("batch:",),
     "open_trajectory_v2": ("trajectory:",),
+    "record_environment_ends_v2": ("trace:",),
 }
 """Function -> prefixes of keys that it derives from stored values. ADR 0055 has the reasons."""
 

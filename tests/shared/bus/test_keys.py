@@ -18,6 +18,7 @@ NAMED = {
     "environments_of": (("A",), "environments:A"),
     "trajectory": (("A",), "trajectory:A"),
     "acted": (("A",), "acted:A"),
+    "trace": (("A",), "trace:A"),
     "task": (("T", "A"), "task:T:A"),
     "tasks": (("T",), "tasks:T"),
     "batch_key": (("T", "A", "K"), "batchkey:T:A:K"),

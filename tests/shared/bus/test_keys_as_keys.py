@@ -27,7 +27,7 @@ def test_no_function_formats_a_key_except_the_derived_ones() -> None:
         {each for many in DERIVED.values() for each in many}
     )
     quoted = re.findall(r"redis\.call\('[A-Z]+', '([^']*)'", functions.source())
-    assert {each for each in quoted if each} <= {"batch:", "trajectory:"}
+    assert {each for each in quoted if each} <= {"batch:", "trajectory:", "trace:"}
 
 
 async def test_every_function_has_the_version_of_its_arguments_in_its_name(valkey: Redis) -> None:

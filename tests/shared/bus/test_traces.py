@@ -8,6 +8,7 @@ from shared.bus.connection import command
 from shared.bus.functions import Answering, Deposed
 from shared.bus.traces import MOST_TRACED, TracedAction, TracedStage, encode_action, read_trace, trace_actions
 from shared.bus.trajectories import close_trajectory
+from shared.runtime.errors import Overloaded
 from tests.shared.bus.journal import Journal, lead, resign
 from tests.shared.bus.test_trajectory_functions import KEEP_S, opened
 
@@ -54,17 +55,40 @@ async def test_nothing_is_added_for_another_tenant_or_without_a_record(journal: 
     assert await command(journal.redis, "EXISTS", "trace:t1", "trace:t2") == 0
 
 
-async def test_a_trace_is_bounded_and_expires_with_the_record(journal: Journal) -> None:
+async def test_a_trace_is_bounded_and_has_room_for_the_grading(journal: Journal) -> None:
     await opened(journal)
-    for start in range(0, MOST_TRACED + 10, 100):
-        await traced(journal, *(answering(f"a{number}") for number in range(start, start + 100)))
-    assert set(await read_trace(journal.redis, "t1")) == {f"a{number}" for number in range(MOST_TRACED)}
-    record = await command(journal.redis, "TTL", "trajectory:t1")
-    assert KEEP_S < record <= await command(journal.redis, "TTL", "trace:t1")
+    most = MOST_TRACED + 100
+    for start in range(0, most, 100):
+        acted = (answering(f"a{number}")._replace(trajectory="t1") for number in range(start, start + 100))
+        await traced(journal, *acted)
+    acted_ids = {f"a{number}" for number in range(MOST_TRACED)}
+    assert set(await read_trace(journal.redis, "t1")) == acted_ids
+    await traced(journal, *(answering(f"g{number}") for number in range(100)))
+    assert set(await read_trace(journal.redis, "t1")) == acted_ids | {f"g{number}" for number in range(64)}
 
+
+async def test_a_trace_expires_with_the_record(journal: Journal) -> None:
+    await opened(journal)
+    await traced(journal, answering("a1"))
+    assert (
+        KEEP_S < await command(journal.redis, "TTL", "trajectory:t1") <= await command(journal.redis, "TTL", "trace:t1")
+    )
+    await command(journal.redis, "EXPIRE", "trace:t1", 5)  # as of one that has waited for its end
     await close_trajectory(journal.redis, "t1", "done")
-    await traced(journal, answering("graded"))
-    assert 0 < await command(journal.redis, "TTL", "trace:t1") <= KEEP_S
+    for _ in range(2):
+        assert KEEP_S - 5 < await command(journal.redis, "TTL", "trace:t1") <= KEEP_S
+        await traced(journal, answering("graded"))
+
+
+async def test_a_full_valkey_takes_no_span(journal: Journal) -> None:
+    await opened(journal)
+    await command(journal.redis, "CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(Overloaded):
+            await traced(journal, answering("a1"))
+    finally:
+        await command(journal.redis, "CONFIG", "SET", "maxmemory", "0")
+    assert await read_trace(journal.redis, "t1") == {}
 
 
 async def test_a_deposed_leader_adds_nothing(journal: Journal) -> None:

@@ -16,7 +16,7 @@ from tests.services.proxy.in_process import serving
 NAME = "must be 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or a digit"
 ACTION_FIELDS = (
     "`kind`, `params`, `request_id`, `units`, `elasticity`, `duration_s`, `quotas`, `node_class`, `timeout_s`, "
-    "`budget_s`, `priority`"
+    "`budget_s`, `priority`, `trajectory`"
 )
 STAGE_FIELDS = (
     "`name`, `kind`, `params`, `units`, `elasticity`, `duration_s`, `quotas`, `node_class`, `timeout_s`, "
@@ -26,7 +26,7 @@ ENVIRONMENT_FIELDS = (
     "`image`, `memory_mb`, `disk_mb`, `pids`, `env`, `setup`, `setup_timeout_s`, `workdir`, `network`, `model`, "
     "`read_only`, `idle_s`, `lifetime_s`"
 )
-REWARD_FIELDS = "`batch`, `task`, `request_id`, `params`, `stage_params`, `priority`"
+REWARD_FIELDS = "`batch`, `task`, `request_id`, `params`, `stage_params`, `priority`, `trajectory`"
 ELASTICITIES = '{"1": 1.0, "4": 0.8}, {"model": "amdahl", "serial": s}, or {"model": "power", "exponent": e}'
 KINDS = (
     "noop, sleep, code.run, code.asserts, code.stdio, math.verify, answer.match, python.function, http, search.retrieve"
@@ -44,6 +44,8 @@ CASES: list[tuple[str, str, Any, str]] = [
     ("POST", "/v1/actions", {"kind": LONG}, f"unknown kind '{CUT}'; there are {KINDS}"),
     ("POST", "/v1/actions", {LONG: 1}, f"unknown field `{CUT}`; the fields are {ACTION_FIELDS}"),
     ("POST", "/v1/actions", {"kind": "noop", "node_class": "a b"}, f"node_class: {NAME}"),
+    ("POST", "/v1/actions", {"kind": "noop", "trajectory": "mine"},
+     "trajectory: must be 't' and 16 to 24 hexadecimal digits: the id in the answer that opens a trajectory"),
     ("POST", "/v1/actions", {"kind": "noop", "timeout_s": 0}, "timeout_s: must be greater than 0"),
     ("POST", "/v1/actions", {"kind": "noop", "timeout_s": "5"}, "timeout_s: must be a number, not text"),
     ("POST", "/v1/actions", {"kind": "noop", "units": {"a b": 1}}, f"units: a key {NAME}"),

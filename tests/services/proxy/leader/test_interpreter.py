@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.proxy.leader.interpreter import MOST_AT_ONCE, MOST_SHARED, Discard, Forget, Interpreter, Write
+from services.proxy.metrics import UNTRACED
 from shared.bus import functions, trajectories
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Answering, Granting
@@ -17,6 +18,7 @@ from shared.messages.environments import EnvironmentSpec
 from tests.shared.bus.flaky import Flaky, When
 from tests.shared.bus.journal import Journal, lead, resign
 from tests.shared.bus.soon import soon
+from tests.shared.bus.test_trajectory_functions import opened
 
 
 class InterpreterDriver:
@@ -312,3 +314,21 @@ async def test_a_write_of_no_tenant_follows_the_writes_that_share_its_name(drive
     assert sent.index(b"bob 299") < sent.index(b"closed t")
     assert sent.index(b"inventory") == 602, "after all that were put before it"
     assert sent.index(b"cyd") == 603
+
+
+async def test_a_failed_trace_costs_its_spans_and_no_answer(driver: InterpreterDriver, journal: Journal) -> None:
+    await opened(journal)
+    await command(journal.redis, "SET", "trace:t1", "no hash")
+    before = untraced()
+    entries = [await journal.entry(name) for name in ("a1", "a2")]
+    traced = answer("a1", entries[0])._replace(tenant="ada", traced_by="t1", span=b"span")
+    driver.put(traced, answer("a2", entries[1]))
+    async with running(driver):
+        await driver.all_written()
+    assert driver.reported == [("a1", True), ("a2", True)]
+    assert untraced() == before + 1
+
+
+def untraced() -> float:
+    (counted,) = UNTRACED.collect()
+    return counted.samples[0].value

@@ -89,7 +89,8 @@ async def test_it_stands_still_and_continues(mesh: OneNodeMesh, client: AsyncTre
         assert used_s
         await asyncio.gather(*(other(trainer) for _ in range(CORES)))
         await asyncio.sleep(3.2)
-        assert used_s == [cpu_s_of(pid) for pid in found(mark)]
+        # microseconds: the kernel wakes a frozen process now and then, and it stops again at once
+        assert [cpu_s_of(pid) for pid in found(mark)] == pytest.approx(used_s, abs=0.001)
         assert (await trainer.state(action))["state"] == "parked", "it computes for less than a second"
         await client.resume(action)
         answer = await until_state(trainer, action, "finished")

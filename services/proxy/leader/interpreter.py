@@ -193,7 +193,9 @@ class Interpreter:
         if grants and not answers:
             await self._send(grants)
         elif answers:
-            flags, *_ = await asyncio.gather(self._finish(answers), self._send(grants), self._trace(answers))
+            traced = [one for one in answers if one.traced_by]
+            tracing = (self._trace(traced),) if traced else ()
+            flags, *_ = await asyncio.gather(self._finish(answers), self._send(grants), *tracing)
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
         if ended:  # after answers: a successor that reads the end would not look for earlier verdicts
@@ -217,14 +219,11 @@ class Interpreter:
                 sent = [write for write in run if isinstance(write, Granting)]
                 await functions.send_grants(self._redis, self._epoch, sent)
 
-    async def _trace(self, answers: list[Answering]) -> None:
+    async def _trace(self, traced: list[Answering]) -> None:
         """Add answered actions to the traces of their trajectories, in the same turn of Valkey as their answers.
 
         A failure costs the spans, and no answer.
         """
-        traced = [one for one in answers if one.traced_by]
-        if not traced:
-            return
         try:
             await traces.trace_actions(self._redis, self._epoch, traced)
         except Deposed:

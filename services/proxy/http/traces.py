@@ -36,7 +36,7 @@ async def get_trace(
     proxy: CurrentState,
     tenant: Tenant,
 ) -> Response:
-    """The trace's id has the digits of the trajectory's. The spans are those of answered actions, the first 1,024.
+    """The trace's id has the digits of the trajectory's. The spans are those of the first 1,024 answered actions.
     Export it after the end of the trajectory, because until then its root ends now.
 
     Model calls are shown if the trajectory was opened with `record`. A reward request or an action is shown too if its

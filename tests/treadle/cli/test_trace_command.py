@@ -69,6 +69,6 @@ def test_a_number_that_json_lacks_is_left_out() -> None:
     assert drawn(trace_of(VIEW, {"graded": graded}, [], 0.0))[2].endswith("✗ ok")
 
 
-def test_a_long_trace_is_drawn_in_linear_time() -> None:
+def test_a_long_trace_is_drawn_whole() -> None:
     many = {f"a{number}": AGENT for number in range(4000)}
     assert len(drawn(trace_of(VIEW, many, [], 0.0))) == 2 + 4000 * 3

@@ -147,6 +147,9 @@ class JobRun:
                 self._cause, self._detail = "lost", packet[1:].decode(errors="replace")
         elif kind == wire.ENDED:
             self._ended = wire.EndedFrame.unpack(packet)
+            if self._ended.excess_tasks and self._cause is None:
+                detail = f"ran {self._ended.excess_tasks} processes, allowed {self._limits.pids}"
+                self._cause, self._detail = "signal", detail
             self._meter.sample()
             self._spare.earlier_cpu_s += self._ended.cpu_s
         elif kind == wire.FILE:

@@ -31,7 +31,8 @@ _MOST_ZYGOTES: Final = 8
 _TRIES: Final = 2
 """Tries for a job whose program never began, because its zygote or its cell died first. The second try gets a new cell;
 after it the job is lost."""
-_OTHER_PROCESSES: Final = 256
+_OTHER_PROCESSES: Final = 4096
+"""Processes that may begin elsewhere while a program runs, which the kernel counts with the program's."""
 _EXTRA_PIDS: Final = 1
 """The cell's init counts in its control group too."""
 _DATA_SLACK: Final = 64 << 20
@@ -193,7 +194,7 @@ class LocalSandbox:
         """Return the number of processes that RLIMIT_NPROC counts beside the cell's own.
 
         In namespaces, and for a slot's own user, it is 0. An ordinary user's Landlock cells share one count with all
-        processes of that user. There init counts (`inside/forks`), and this limit is a second wall.
+        processes of that user. There init counts (`inside/tasks`), and this limit is a second wall.
         """
         if self._walls.namespaces or self._walls.privileged:
             return 0

@@ -173,6 +173,7 @@ def _run_program(
     if stops:  # the signal came before the fork
         _kill_all()
     status, usage = _wait_for(pid) if supervisor is None else _supervise(pid, supervisor)
+    excess_tasks = 0 if supervisor is None else supervisor.excess_tasks
     at = time.monotonic()
     _kill_all()
     with contextlib.suppress(ChildProcessError):
@@ -183,7 +184,7 @@ def _run_program(
         return None
     if stops:
         wire.send(control, wire.FAILED + b"stopped from outside")  # lost, unless the manager has another cause
-    wire.send(control, wire.EndedFrame(status, at, usage.cpu_s, usage.peak_bytes).pack())
+    wire.send(control, wire.EndedFrame(status, at, usage.cpu_s, usage.peak_bytes, excess_tasks).pack())
     fetch_request = wire.unpack(packet)
     assert isinstance(fetch_request, wire.FetchRequest)
     return fetch_request
@@ -227,7 +228,7 @@ def _wait_for(pid: int) -> tuple[int, _ProgramUsage]:
 
 
 def _supervise(pid: int, supervisor: SeccompSupervisor) -> tuple[int, _ProgramUsage]:
-    """Do the same and answer the program's supervised calls meanwhile. The time counts as the program's."""
+    """Do the same, answer the program's supervised calls and count its tasks. The time counts as the program's."""
     usage, statuses = _ProgramUsage(), list[int]()
     before = time.process_time()
 
@@ -242,7 +243,7 @@ def _supervise(pid: int, supervisor: SeccompSupervisor) -> tuple[int, _ProgramUs
         return True
 
     supervisor.start()
-    supervisor.wait(reap)
+    supervisor.wait(reap, _kill_all)
     usage.cpu_s += time.process_time() - before
     return statuses[0], usage
 

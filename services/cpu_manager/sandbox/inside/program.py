@@ -64,7 +64,7 @@ def run(
         set_limits(start_request, own=0 if context.plan.namespaces else 1)
         listener = context.filter.install()
         if supervisor is not None:
-            supervisor.send_listener(listener, start_request.pids)
+            supervisor.send_listener(listener, 0 if context.plan.privileged else start_request.pids)
         stdin, stdout, stderr, program_file, report = received
         for target, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, target)
@@ -109,7 +109,9 @@ def set_limits(start_request: wire.StartRequest, own: int) -> None:
     if start_request.data_bytes:
         limits.append((resource.RLIMIT_DATA, start_request.data_bytes))
     if start_request.counted_pids:
-        limits.append((resource.RLIMIT_NPROC, start_request.counted_pids + own))
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        counted = start_request.counted_pids + own
+        limits.append((resource.RLIMIT_NPROC, counted if most == resource.RLIM_INFINITY else min(counted, most)))
     for kind, value in limits:
         resource.setrlimit(kind, (value, value))
 

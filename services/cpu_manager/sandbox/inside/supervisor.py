@@ -1,8 +1,13 @@
-"""Init's answers to the calls that the filter of the Landlock rung passes to it (seccomp_unotify(2)).
+"""Init's work while a program runs on the Landlock rung.
 
-There are two kinds: changes of metadata, which init makes for the program (`metadata`), and forks, which it allows or
-refuses (`forks`). Init's time is charged to the program. Init does not run on the program's cores, because a fork bomb
-there would delay its own end.
+Init makes the calls that the filter passes to it (seccomp_unotify(2)): changes of metadata (`metadata`). If the kernel
+does not count the program's tasks for it alone, init counts them (`tasks`) and ends a program that has too many.
+Init's time is charged to the program. Init does not run on the program's cores, because a fork bomb there would delay
+its own end.
+
+A signal interrupts a passed call until init has received it, and then the kernel restarts the call only if the signal's
+handler has SA_RESTART. Programs expect an interruption of no fork and no change of metadata; handlers without
+SA_RESTART are frequent in shells, for the end of a child. So forks are not passed.
 """
 
 from __future__ import annotations
@@ -10,17 +15,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import select
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Final
 
 from services.cpu_manager.sandbox.inside import wire
-from services.cpu_manager.sandbox.inside.forks import Forks
 from services.cpu_manager.sandbox.inside.metadata import Metadata
+from services.cpu_manager.sandbox.inside.tasks import tasks_below
 from services.cpu_manager.sandbox.walls import refused, syscalls
 
 _NOTIF_RECV: Final = 0xC050_2100
@@ -29,11 +36,10 @@ _ID_VALID: Final = 0x4008_2102
 _NOTICE: Final = struct.Struct("=QIIiIQ6Q")
 """id, thread, flags; number, architecture, instruction pointer and arguments of the call."""
 _REPLY: Final = struct.Struct("=QqiI")
-_DONE: Final = 0
-_CONTINUE: Final = 1
-"""The kernel makes the call. Only for calls whose registers the filter checks: memory could change in the meantime."""
 _LIMIT: Final = struct.Struct("=Q")
 _SIGNALS: Final = 4096
+_COUNT_S: Final = 0.01
+"""Seconds between two counts of the tasks."""
 
 
 class SeccompSupervisor:
@@ -41,7 +47,9 @@ class SeccompSupervisor:
 
     def __init__(self, home: str) -> None:
         self._metadata = Metadata(home)
-        self._forks = Forks()
+        self._most_tasks = 0
+        self.excess_tasks = 0
+        """Number of tasks for which `wait` ended the program; 0 if it did not."""
         column = 0 if os.uname().machine == "x86_64" else 1
         self._names = {numbers[column]: name for name, numbers in refused.SUPERVISED.items()}
         self._wakeup_reader, self._wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -54,7 +62,10 @@ class SeccompSupervisor:
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
 
     def send_listener(self, listener: int, pids: int) -> None:
-        """Pass the filter's descriptor and the program's task limit to init. Runs in the program's process."""
+        """Pass the filter's descriptor and the program's task limit to init. Runs in the program's process.
+
+        `pids` is 0 if the kernel holds the program to its limit.
+        """
         wire.send(self._theirs, _LIMIT.pack(pids), (listener,))
         os.close(listener)
 
@@ -63,14 +74,20 @@ class SeccompSupervisor:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    def wait(self, reap: Callable[[], bool]) -> None:
-        """Answer calls until `reap` returns True. It is called whenever a child may have ended."""
+    def wait(self, reap: Callable[[], bool], kill: Callable[[], None]) -> None:
+        """Answer calls until `reap` returns True. It is called whenever a child may have ended.
+
+        Calls `kill` if the program has more tasks than its limit.
+        """
+        self._most_tasks = self.excess_tasks = 0
+        next_count = time.monotonic()
         poller = select.poll()
         for descriptor in (self._wakeup_reader, self._ours.fileno()):
             poller.register(descriptor, select.POLLIN)
         try:
             while not reap():
-                for descriptor, events in poller.poll():
+                due_s = max(next_count - time.monotonic(), 0) if self._most_tasks else None
+                for descriptor, events in poller.poll(None if due_s is None else math.ceil(due_s * 1000)):
                     if descriptor == self._wakeup_reader:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wakeup_reader, _SIGNALS)
@@ -81,6 +98,9 @@ class SeccompSupervisor:
                         self._serve()
                     else:  # no process is left behind the filter
                         poller.unregister(descriptor)
+                if self._most_tasks and time.monotonic() >= next_count:
+                    self._check_tasks(kill)
+                    next_count = time.monotonic() + _COUNT_S
         finally:
             if self._listener >= 0:
                 os.close(self._listener)
@@ -88,7 +108,13 @@ class SeccompSupervisor:
 
     def _receive_listener(self) -> None:
         packet, (self._listener,) = wire.receive(self._ours, 1)
-        self._forks.begin(*_LIMIT.unpack(packet))
+        (self._most_tasks,) = _LIMIT.unpack(packet)
+
+    def _check_tasks(self, kill: Callable[[], None]) -> None:
+        tasks = tasks_below(os.getpid(), self._most_tasks + 1)
+        if tasks > self._most_tasks:
+            self.excess_tasks = tasks
+            kill()
 
     def _serve(self) -> None:
         """Answer one call. A caller that was killed in the meantime needs no answer."""
@@ -96,12 +122,12 @@ class SeccompSupervisor:
         with contextlib.suppress(OSError):
             syscalls.ioctl(self._listener, _NOTIF_RECV, notice)
             call, thread, _, number, _, _, *arguments = _NOTICE.unpack(notice.raw)
-            error, flags = 0, _DONE
+            error = 0
             try:
-                flags = self._answer(call, thread, number, arguments)
+                self._make(call, thread, number, arguments)
             except OSError as refusal:
                 error = refusal.errno or errno.EPERM
-            reply = ctypes.create_string_buffer(_REPLY.pack(call, 0, -error, flags))
+            reply = ctypes.create_string_buffer(_REPLY.pack(call, 0, -error, 0))
             self._retry_ioctl(_NOTIF_SEND, reply)
 
     def _retry_ioctl(self, request: int, argument: ctypes.Array[ctypes.c_char]) -> None:
@@ -111,16 +137,11 @@ class SeccompSupervisor:
                 syscalls.ioctl(self._listener, request, argument)
                 return
 
-    def _answer(self, call: int, thread: int, number: int, arguments: list[int]) -> int:
-        if number not in self._names:
-            self._forks.allow()
-            return _CONTINUE
-
+    def _make(self, call: int, thread: int, number: int, arguments: list[int]) -> None:
         def check_alive() -> None:
             self._retry_ioctl(_ID_VALID, ctypes.create_string_buffer(struct.pack("=Q", call)))
 
         self._metadata.make(thread, self._names[number], arguments, check_alive)
-        return _DONE
 
 
 def _no_op(*_: object) -> None:

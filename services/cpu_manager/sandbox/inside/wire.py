@@ -32,7 +32,7 @@ DONE: Final = b"Z"
 REUSABLE: Final = b"A"
 """The last packet of this program; the cell can run another one."""
 
-_ENDED = struct.Struct("=iddQ")
+_ENDED = struct.Struct("=iddQQ")
 _SIZE = struct.Struct("=Q")
 _TIME = struct.Struct("=d")
 
@@ -98,7 +98,8 @@ class StartRequest:
     pids: int
     """Task limit of the program."""
     counted_pids: int
-    """RLIMIT_NPROC: the task limit plus what the kernel counts with it; 0 leaves it to the control group."""
+    """RLIMIT_NPROC: the task limit plus what the kernel counts with it, at most the hard limit of our own; 0 leaves it
+    to the control group."""
     listens: int = 0
     """Port at which an environment's network namespace gets a listener before its programs. STARTED then carries its
     descriptor. 0: none, and no sockets but AF_UNIX."""
@@ -162,6 +163,8 @@ class EndedFrame:
     """CPU time of every process that init or its descendants have waited for."""
     peak_bytes: int
     """Peak of the largest single process."""
+    excess_tasks: int = 0
+    """Number of tasks for which init ended the program; 0 if it did not."""
 
     def pack(self) -> bytes:
         return ENDED + _ENDED.pack(*astuple(self))

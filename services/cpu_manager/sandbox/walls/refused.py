@@ -159,13 +159,5 @@ SUPERVISED: Final[Calls] = {
 """The same, but linkers, archivers and version control need these calls: init makes them for the program
 (`inside/metadata`)."""
 
-FORKS: Final[Calls] = {
-    "clone": (56, 220),
-    "fork": (57, None),
-    "vfork": (58, None),
-}
-"""Create processes and threads. If the kernel counts them by a user whom the program shares, init allows or refuses
-them (`inside/forks`)."""
-
 STOPPING: Final[Calls] = {"timer_create": (222, 107)}
 """Refused if environments are stopped by SIGSTOP: a timer that sends SIGCONT would let a program continue."""

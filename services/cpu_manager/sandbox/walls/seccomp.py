@@ -73,7 +73,7 @@ _FILE_IOCTLS: Final = (0x6600, 0x5800, 0x7600)
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _NEW_LISTENER: Final = 1 << 3
 _WAIT_KILLABLE: Final = 1 << 5
-"""A signal does not interrupt a call while init answers it (Linux 5.19; the Landlock rung has 6.12)."""
+"""A signal does not interrupt a call that init has received (Linux 5.19; the Landlock rung has 6.12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Rules:
 
     namespaces: bool
     """Separate ipc, network, mount and user namespaces. Without them programs can name objects and files of the host.
-    Init then makes the calls for its programs that change metadata, and it allows their forks."""
+    Init then makes the calls for its programs that change metadata."""
     counted: bool = True
     """A control group counts their memory, including kernel memory."""
     stopping: bool = False
@@ -199,7 +199,7 @@ def _answers(column: int, rules: Rules) -> dict[int, _Step]:
     if not rules.namespaces:
         tables.append((refused.SHARED_IPC, _REFUSE))
         tables += [(refused.OTHERS_METADATA, _REFUSE), (refused.OTHERS_ATTRIBUTES, _fail(errno.ENOTSUP))]
-        tables += [(calls, _Step(_RETURN, _RET_NOTIFY)) for calls in (refused.SUPERVISED, refused.FORKS)]
+        tables.append((refused.SUPERVISED, _Step(_RETURN, _RET_NOTIFY)))
     if rules.stopping:
         tables.append((refused.STOPPING, _REFUSE))
     return {
@@ -248,8 +248,7 @@ class Filter:
             raise OSError(f"the sandbox's filter supports x86_64 and aarch64, not {self._machine}")
         program = assemble(self._machine, rules)
         self.supervised = not rules.namespaces
-        """True if calls of `refused.SUPERVISED` and `refused.FORKS` wait for an answer through `install`'s
-        descriptor."""
+        """True if calls of `refused.SUPERVISED` wait for an answer through `install`'s descriptor."""
         self._steps = ctypes.create_string_buffer(program, len(program))
         # struct sock_fprog: unsigned short len, then (aligned) a pointer.
         self._fprog = ctypes.create_string_buffer(

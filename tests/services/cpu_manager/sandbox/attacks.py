@@ -270,7 +270,7 @@ os.wait()
 """,
     ),
     Attack(
-        "run more processes than allowed",
+        "run more processes than allowed, for 0.3 s",
         """
 count = 0
 for _ in range(200):
@@ -278,12 +278,12 @@ for _ in range(200):
         if os.fork() == 0: time.sleep(3); os._exit(0)
         count += 1
     except OSError: break
-time.sleep(0.2)
+time.sleep(0.3)
 if count > 64: print('REACHED', count)
 """,
     ),
     Attack(
-        "run more than twice as many, all forking at full speed",
+        "run more than twice as many, all forking at full speed, for 0.3 s",
         """
 first, count, until, (reader, writer) = os.getpid(), 0, time.monotonic() + 1.5, os.pipe()
 os.set_blocking(reader, False)
@@ -292,18 +292,19 @@ while time.monotonic() < until:
         if os.fork() == 0: os.write(writer, b'x')
         elif os.getpid() == first: count += len(os.read(reader, 65536))
     except OSError: pass
-    if count > 128: print('REACHED', count, flush=True); break
+    if count > 128: time.sleep(0.3); print('REACHED', count, flush=True); break
 if os.getpid() != first: time.sleep(9)
 """,
     ),
     Attack(
-        "run more threads than processes are allowed",
+        "run more threads than processes are allowed, for 0.3 s",
         """
 import _thread
 count = _thread.stack_size(65536)
 try:
     for _ in range(200): _thread.start_new_thread(time.sleep, (3,)); count += 1
 except RuntimeError: pass
+time.sleep(0.3)
 if count > 64: print('REACHED', count, flush=True); time.sleep(0.5)
 os._exit(0)
 """,

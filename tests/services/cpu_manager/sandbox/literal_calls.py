@@ -124,9 +124,6 @@ fchmod                 91  52  .      .      init
 fchmodat              268  53  .      .      init
 fchmodat2             452 452  .      .      init
 utimensat             280  88  .      .      init
-clone                  56 220  .      .      init
-fork                   57   -  .      .      init
-vfork                  58   -  .      .      init
 """
 
 _ALLOWED = """
@@ -135,7 +132,8 @@ rt_sigaction 13 134, rt_sigprocmask 14 135, ioctl 16 29, pread64 17 67, pwrite64
 sched_yield 24 124, mremap 25 216, msync 26 227, mincore 27 232, madvise 28 233, dup 32 23, nanosleep 35 101,
 getitimer 36 102, setitimer 38 103, getpid 39 172, sendfile 40 71, connect 42 203, sendto 44 206, recvfrom 45 207,
 sendmsg 46 211, recvmsg 47 212, shutdown 48 210, bind 49 200, listen 50 201, getsockname 51 204, setsockopt 54 208,
-getsockopt 55 209, execve 59 221, exit 60 93, wait4 61 260, kill 62 129, uname 63 160, fcntl 72 25,
+getsockopt 55 209, clone 56 220, fork 57 -, vfork 58 -, execve 59 221,
+exit 60 93, wait4 61 260, kill 62 129, uname 63 160, fcntl 72 25,
 flock 73 32, fsync 74 82, truncate 76 45, ftruncate 77 46, getcwd 79 17, chdir 80 49, fchdir 81 50, umask 95 166,
 getrlimit 97 163, getrusage 98 165, sysinfo 99 179, times 100 153, getuid 102 174, getgid 104 176, setpgid 109 154,
 getppid 110 173, setsid 112 157, setreuid 113 145, getgroups 115 158, setresuid 117 147, capget 125 90,
@@ -156,7 +154,8 @@ epoll_pwait2 441 441, landlock_create_ruleset 444 444, futex_waitv 449 449, cach
 """
 
 _NOT_TO_BE_TRIED = """
-exit exit_group execve execveat clone kill tkill tgkill wait4 waitid mmap munmap mprotect mremap brk close_range
+exit exit_group execve execveat clone fork vfork kill tkill tgkill wait4 waitid
+mmap munmap mprotect mremap brk close_range
 rt_sigaction rt_sigprocmask rt_sigtimedwait seccomp rseq set_robust_list set_tid_address setrlimit sync setsid
 pselect6 ppoll epoll_pwait epoll_pwait2 futex futex_waitv nanosleep clock_nanosleep sched_yield setitimer
 """

@@ -179,6 +179,28 @@ print(asyncio.run(f()), subprocess.check_output(['echo', 'x']))
     assert ended.stdout == b"5 b'x\\n'\n", ended.stderr
 
 
+async def test_pipelines_of_a_shell(sandbox: LocalSandbox) -> None:
+    """Dash handles the end of a child without SA_RESTART, and forks meanwhile."""
+    script = "i=0; while [ $i -lt 100 ]; do /bin/true | /bin/true | /bin/true; i=$((i+1)); done; echo $i"
+    ended = await sandbox.run(ExecJob(argv=("sh", "-c", script)), CORE)
+    assert (ended.stdout, ended.stderr, ended.exit_code) == (b"100\n", b"", 0)
+
+
+async def test_timers_interrupt_no_fork(sandbox: LocalSandbox) -> None:
+    source = """
+import os, signal, threading
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+for _ in range(100):
+    if os.fork() == 0: os._exit(0)
+    os.wait()
+    thread = threading.Thread(target=int); thread.start(); thread.join()
+print('forked')
+"""
+    ended = await sandbox.run(PythonJob(source=source), CORE)
+    assert (ended.stdout, ended.stderr) == (b"forked\n", b"")
+
+
 async def test_two_programs_draw_different_random_numbers(sandbox: LocalSandbox) -> None:
     source = "import random; print(random.random())"
     first, second = await asyncio.gather(*(sandbox.run(PythonJob(source=source), CORE) for _ in range(2)))

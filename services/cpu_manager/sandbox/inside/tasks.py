@@ -1,12 +1,7 @@
-"""Number of tasks of one program, by which init allows or refuses its forks on the Landlock rung.
+"""Number of tasks of one program, which init counts on the Landlock rung of an ordinary user.
 
 The kernel counts tasks (processes and threads) by user, and the programs of an unprivileged manager share its user. So
-the filter passes every fork and every new thread to init. Init counts the tasks of its tree, and answers EAGAIN at the
-limit. No fork begins while init counts. The count can miss forks that were allowed a moment before. Each task is in at
-most one fork, so a tree has fewer than twice as many tasks as its limit; the watchdog ends a program above the limit.
-
-Costs about 20 us for a fork that needs no count, and 20 us a process for a count. A count is needed after as many
-allowed forks as the last count had room for.
+init counts the tasks of its tree every 10 ms and ends a program above its limit. Costs about 20 us a process.
 """
 
 # Plain calls and no path objects: each page written after a fork is copied.
@@ -15,28 +10,7 @@ allowed forks as the last count had room for.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-
-
-class Forks:
-    """Allows the forks of successive programs, each with its own limit."""
-
-    def __init__(self) -> None:
-        self._limit = 0
-        self._room = 0
-
-    def begin(self, limit: int) -> None:
-        """Begin with a program that may have `limit` tasks. It has one already."""
-        self._limit, self._room = limit, limit - 1
-
-    def allow(self) -> None:
-        """Allow one more task. Raises OSError (EAGAIN) at the limit."""
-        if self._room <= 0:
-            self._room = self._limit - tasks_below(os.getpid(), self._limit)
-        if self._room <= 0:
-            raise BlockingIOError(errno.EAGAIN, "processes")
-        self._room -= 1
 
 
 def tasks_below(init: int, enough: int) -> int:

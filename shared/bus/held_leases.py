@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from shared.bus import keys
 from shared.bus.connection import command
-from shared.bus.functions import call
+from shared.bus.functions import Answering, Submission, call
 from shared.bus.holds import Taking, pack
 from shared.bus.keys import Role
 from shared.messages.leases import GrantedLease
@@ -49,6 +49,29 @@ class LeaseGrant(NamedTuple):
     limits: str
     """`GrantedLease.limits`."""
     taking: Taking
+
+
+class LeaseAcquisition(NamedTuple):
+    """One item of `acquire_leases`: a lease that the leader has decided about before it is journaled."""
+
+    submission: Submission
+    grant: LeaseGrant | None
+    """None: it waits."""
+
+
+class Acquired(NamedTuple):
+    """Result of `acquire_leases` for one item."""
+
+    entry: str
+    """Its journal entry."""
+    granted: GrantedLease | None
+
+
+class LeaseRelease(NamedTuple):
+    """One item of `release_leases`: the answer of a lease that its caller releases."""
+
+    answering: Answering
+    fence: int
 
 
 class LeaseRevocation(NamedTuple):
@@ -101,6 +124,53 @@ async def grant_leases(redis: Redis, epoch: Epoch, grants: Sequence[LeaseGrant])
         for grant, (fence, expires_ms) in zip(grants, replies, strict=True)
         if fence
     ]
+
+
+async def acquire_leases(
+    redis: Redis, epoch: Epoch, acquisitions: Sequence[LeaseAcquisition], *, max_journal: int
+) -> list[Acquired] | None:
+    """Journal leases and grant those that have a grant, in one write. Wakes no other replica. None: the journal has no
+    room, and nothing was written.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was written.
+        Overloaded: Valkey's memory bound is reached; nothing was written.
+    """
+    args: list[Any] = [epoch, max_journal]
+    for submission, grant in acquisitions:
+        mark, ttl_ms = ("", 0) if grant is None else (grant.mark, grant.ttl_ms)
+        args += (submission.digest, submission.payload, mark, ttl_ms)
+    args.append(pack(one.grant.taking for one in acquisitions if one.grant is not None))
+    actions = (keys.action(one.submission.action) for one in acquisitions)
+    touched = (_EPOCH, keys.ACTIONS, keys.LEASE_FENCES, keys.LEASES_DUE, *actions)
+    touched = (*touched, keys.QUOTA_HOLDS, keys.QUOTA_LEVELS)
+    replies = await call(redis, "acquire_leases_v1", touched, *args)
+    if replies == 0:
+        return None
+    return [_acquired(one, *reply) for one, reply in zip(acquisitions, replies, strict=True)]
+
+
+def _acquired(acquisition: LeaseAcquisition, entry: bytes, fence: int, expires_ms: int) -> Acquired:
+    grant = acquisition.grant
+    if grant is None:
+        return Acquired(entry.decode(), None)
+    return Acquired(entry.decode(), GrantedLease(grant.action, fence, expires_ms, grant.ttl_ms, grant.limits))
+
+
+async def release_leases(redis: Redis, epoch: Epoch, releases: Sequence[LeaseRelease]) -> list[LeaseCode]:
+    """Release leases and answer their actions, in one write. `held`: this call has released it. With any other code it
+    had ended; its action is answered too.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was written.
+    """
+    actions = (keys.action(one.answering.action) for one in releases)
+    touched = (_EPOCH, keys.ACTIONS, keys.LEASES_DUE, *actions, keys.QUOTA_HOLDS, keys.QUOTA_LEVELS)
+    args: list[Any] = [epoch]
+    for answering, fence in releases:
+        args += (fence, answering.entry, answering.answer, answering.keep_s)
+    args.append(pack(change for one in releases for change in one.answering.settled))
+    return [_CODES[code] for code in await call(redis, "release_leases_with_quotas_v1", touched, *args)]
 
 
 async def end_leases(redis: Redis, ends: Sequence[LeaseEnd]) -> list[LeaseCode]:

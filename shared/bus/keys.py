@@ -203,7 +203,8 @@ def grants(node: str, incarnation: str) -> str:
 
 ACTIONS: Final = actions.ACTIONS.name
 """Stream: the journal. An entry exists exactly as long as its action is unanswered. Beside the message m: index in the
-batch or -1; action: its key; batch; trajectory (only if it has one); priority of that trajectory, if it was changed."""
+batch or -1; action: its key; batch; trajectory (only if it has one); priority of that trajectory, if it was changed;
+decided: epoch of the leader that decided about it before it was journaled (leases of its own callers)."""
 OUTCOMES: Final = outcomes.OUTCOMES.name
 """Stream: reports of attempts and environments, until what follows from them is written."""
 NODES: Final = nodes.NODES.name

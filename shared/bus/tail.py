@@ -10,10 +10,10 @@ from typing import Any, Generic
 from redis.asyncio import Redis
 
 from shared.bus.connection import TRANSIENT, command
-from shared.messages.actions import INDEX_FIELD, OLDER_INDEX_FIELD, PRIORITY_FIELD
+from shared.messages.actions import DECIDED_FIELD, INDEX_FIELD, OLDER_INDEX_FIELD, PRIORITY_FIELD
 from shared.messages.base import ENTRY, M, Topic
 from shared.runtime import log
-from shared.runtime.units import Seconds
+from shared.runtime.units import Epoch, Seconds
 from shared.runtime.validation import UNREADABLE
 
 _log = log.get(__name__)
@@ -44,8 +44,20 @@ class Tail:
     answer. On a bounded wake-up stream it is skipped, because nothing depends on it.
     """
 
-    def __init__(self, redis: Redis, start: dict[Topic[Any], str], *, count: int = 512, block_s: Seconds = 1.0) -> None:
-        """`start`: topic -> last known id ("0" reads all that is kept). No other reader may use `redis`."""
+    def __init__(
+        self,
+        redis: Redis,
+        start: dict[Topic[Any], str],
+        *,
+        count: int = 512,
+        block_s: Seconds = 1.0,
+        decided_by: Epoch | None = None,
+    ) -> None:
+        """`start`: topic -> last known id ("0" reads all that is kept). No other reader may use `redis`.
+
+        `decided_by`: the term of a leader. Entries that it has journaled after its decision are left out.
+        """
+        self._decided_by = None if decided_by is None else str(decided_by).encode()
         self._redis = redis
         self._topics = {topic.name.encode(): topic for topic in start}
         self._last = {topic.name.encode(): last for topic, last in start.items()}
@@ -77,6 +89,8 @@ class Tail:
         for name, rows in reply or ():
             topic = self._topics[name]
             for entry_id, fields in rows:
+                if self._decided_by is not None and fields[-2:] == [DECIDED_FIELD, self._decided_by]:
+                    continue
                 entry = self._decode(topic, entry_id.decode(), fields)
                 if entry is not None:
                     entries.append(entry)

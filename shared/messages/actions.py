@@ -145,7 +145,7 @@ class UnreadableEntry(Message, frozen=True, kw_only=True, tag="entry.unreadable.
 
 
 INDEX_FIELD, ACTION_FIELD, BATCH_FIELD, TRAJECTORY_FIELD = b"index", b"action", b"batch", b"trajectory"
-PRIORITY_FIELD = b"priority"
+PRIORITY_FIELD, DECIDED_FIELD = b"priority", b"decided"
 """The envelope: fields of a submission's entry in addition to the message. Entries of schema 1 have none."""
 OLDER_INDEX_FIELD, OLDER_ACTION_FIELD, OLDER_BATCH_FIELD = b"i", b"a", b"b"
 """Their names in entries from before schema 4, which keep them until they are answered."""

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 import msgspec
 from redis.asyncio import Redis
 
-from services.proxy.leader.interpreter import Interpreter, LeaseInventory
-from services.proxy.leader.unanswered import Unanswered
+from services.proxy.leader.interpreter import Interpreter
+from services.proxy.leader.unanswered import HeldLease, Unanswered
+from services.proxy.leader.writes import LeaseInventory
 from shared.api.leases import LeaseNews
 from shared.bus import held_leases
 from shared.bus.connection import TRANSIENT, ValkeyClock
-from shared.bus.functions import Deposed
-from shared.bus.held_leases import LeaseGrant, LeaseRevocation
+from shared.bus.functions import Deposed, Submission
+from shared.bus.held_leases import LeaseAcquisition, LeaseGrant, LeaseRevocation
 from shared.bus.holds import Taking
 from shared.messages import leases
 from shared.messages.actions import ActionSubmitted
@@ -88,27 +89,30 @@ class GrantedLeases:
         """Return whether a command is about their node."""
         return isinstance(command, Grant | Revoke | AskInventory) and command.node == leases.NODE
 
-    def do(self, command: Command, unanswered: Mapping[str, Unanswered]) -> None:
-        """Execute a command about their node."""
+    def do(
+        self, command: Command, unanswered: Mapping[str, Unanswered], unjournaled: MutableMapping[str, Submission]
+    ) -> None:
+        """Execute a command about their node. The grant of an unjournaled lease journals it, and removes it there."""
         match command:
             case Grant():
-                self._grant(command, unanswered[command.action])
+                self._grant(command, unanswered[command.action], unjournaled.pop(command.action, None))
             case Revoke():
                 names = (command.action,)
                 self._interpreter.put(LeaseRevocation(command.action, command.attempt), names=names)
             case AskInventory():
                 self._interpreter.put_after_all(LeaseInventory())
 
-    def _grant(self, grant: Grant, kept: Unanswered) -> None:
+    def _grant(self, grant: Grant, kept: Unanswered, submission: Submission | None) -> None:
         submitted, now = kept.submitted, self._clock.unix()
         assert grant.hold is not None, "a lease names quotas"
-        kept.leased = True
+        kept.leased, kept.held = True, HeldLease(grant.attempt, now)
         ttl_s = _terms(submitted.stages[0].params).ttl_s
         self._due_s = min(self._due_s, now + ttl_s)
         limits = headers_of(self._dispatcher.limit_states(grant.hold.amounts, now))
         taking = Taking(grant.hold, grant.rates)
         granting = LeaseGrant(grant.action, f"{grant.attempt}:{grant.node}", round(1000 * ttl_s), limits, taking)
-        self._interpreter.put(granting, submitted.tenant, (grant.action,))
+        write = granting if submission is None else LeaseAcquisition(submission, granting)
+        self._interpreter.put(write, submitted.tenant, (grant.action,))
 
     def answer(self, submitted: ActionSubmitted, answer: AnswerAction) -> bytes:
         """Return the answer of a lease: how it ended, and for one that was not granted, when it could be."""

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, Protocol
 
 from redis.asyncio import Redis
 
+from services.proxy.leader.writes import (
+    Discard,
+    Forget,
+    HoldOrder,
+    HoldsChanged,
+    LeaseInventory,
+    Write,
+    levels,
+    levels_of,
+)
 from services.proxy.metrics import UNTRACED
+from services.proxy.records.intake import journal_full
 from shared.bus import functions, held_leases, quotas, traces, trajectories
 from shared.bus.connection import with_retries
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
-from shared.bus.held_leases import LeaseGrant, LeaseRevocation
+from shared.bus.held_leases import (
+    Acquired,
+    LeaseAcquisition,
+    LeaseCode,
+    LeaseGrant,
+    LeaseRelease,
+    LeaseRevocation,
+)
 from shared.messages.leases import GrantedLease
-from shared.policy.model.quotas import QuotaHold, Settled
 from shared.policy.order.turns import NO_FLOW, TurnQueue
 from shared.runtime import log
+from shared.runtime.errors import Overloaded
 from shared.runtime.units import Epoch, Seconds
 
 _log = log.get(__name__)
@@ -32,61 +49,34 @@ MOST_WAITING = 2048
 later one, waits for all of them."""
 
 
-class Discard(NamedTuple):
-    """A journal entry that is not a request (a cancellation) has been handled."""
-
-    entry: str
-
-
-class Forget(NamedTuple):
-    """A trajectory's environment has ended, or was not created."""
-
-    trajectory: str
-    ended: str
-    """Its end; `unmade`: it was not created, and the trajectory has not ended."""
-    reason: str
-
-
-class HoldsChanged(NamedTuple):
-    """Attempts have ended without an answer, or a node reports one again: what they hold of quotas has changed."""
-
-    settled: tuple[QuotaHold | Settled, ...]
-
-
-class LeaseInventory(NamedTuple):
-    """The inventory of the node of leases is needed."""
-
-
-Write = (
-    Granting | Answering | Advancing | Discard | Forget | HoldsChanged | LeaseGrant | LeaseRevocation | LeaseInventory
-)
-
 Answered = Callable[[Answering, bool], None]
 """Called when an answer is durable: (answer, whether this answer counts)."""
 Leased = Callable[[Sequence[GrantedLease]], None]
 """Called when leases have been granted."""
 
 
-@dataclass(slots=True)
-class _HoldOrder:
-    """Changes of holds in one flush, which does not write in the order of the writes."""
+class LeaseCalls(Protocol):
+    """Calls about leases that are decided at the leader's own replica (`local_leases`)."""
 
-    taken: set[str] = field(default_factory=set)
-    refunds: bool = False
+    def decide(self) -> None:
+        """Decide about the calls that came during the last flush, and put their writes."""
+        ...
 
-    def accepts(self, write: Write) -> bool:
-        """Return whether a write may join the flush."""
-        if isinstance(write, Granting | LeaseGrant):
-            if write.taking is None:
-                return True
-            self.taken.add(write.taking.hold.key)
-            return not self.refunds
-        settled = write.settled if isinstance(write, Answering | Advancing | HoldsChanged) else ()
-        if not settled:
-            return True
-        refunds = any(isinstance(change, Settled) and change.refunds for change in settled)
-        self.refunds = self.refunds or refunds
-        return self.taken.isdisjoint(change.key for change in settled) and not (refunds and self.taken)
+    def granted(self, leases: Sequence[GrantedLease]) -> None:
+        """Note the fences of leases that were granted."""
+        ...
+
+    def acquired(self, acquisitions: Sequence[LeaseAcquisition], replies: Sequence[Acquired]) -> None:
+        """Note that leases are journaled."""
+        ...
+
+    def rejected(self, acquisitions: Sequence[LeaseAcquisition], error: Overloaded) -> None:
+        """Note that leases were not journaled: nothing of them was written."""
+        ...
+
+    def released(self, releases: Sequence[LeaseRelease], codes: Sequence[LeaseCode]) -> None:
+        """Note that leases have ended."""
+        ...
 
 
 class Interpreter:
@@ -100,26 +90,40 @@ class Interpreter:
     """
 
     def __init__(
-        self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_batch_s: Seconds, leased: Leased | None = None
+        self,
+        redis: Redis,
+        epoch: Epoch,
+        answered: Answered,
+        *,
+        keep_batch_s: Seconds,
+        leased: Leased | None = None,
+        max_journal: int = 0,
     ) -> None:
+        """`max_journal`: most unanswered actions of the whole mesh."""
         self._redis = redis
         self._epoch = epoch
         self._answered = answered
         self._leased = leased
         self._keep_batch_s = keep_batch_s
+        self._max_journal = max_journal
+        self.lease_calls: LeaseCalls | None = None
         self._waiting: TurnQueue[Write] = TurnQueue()
         self._more = asyncio.Event()
         self._traces_fail = False
         self.deposed = False
         """Another leader has taken over: nothing more is written."""
 
+    def wake(self) -> None:
+        """Let `LeaseCalls.decide` be called before the next flush: at once if none is under way."""
+        self._more.set()
+
     def put(self, write: Write, tenant: str = NO_FLOW, names: tuple[str, ...] = ()) -> None:
         """Add a write of a tenant. It leaves after earlier writes that share a name."""
         if isinstance(write, HoldsChanged):
             for change in write.settled:  # each follows the writes of its own action
-                self._waiting.put(tenant, HoldsChanged((change,)), (*names, change.action, *_levels_of([change])))
+                self._waiting.put(tenant, HoldsChanged((change,)), (*names, change.action, *levels_of([change])))
         else:
-            self._waiting.put(tenant, write, (*names, *_levels(write)))
+            self._waiting.put(tenant, write, (*names, *levels(write)))
         self._more.set()
 
     def put_after_all(self, write: Write) -> None:
@@ -143,8 +147,14 @@ class Interpreter:
         while not self.deposed:
             await self._more.wait()
             self._more.clear()
+            self._decide()
             while self._waiting and not self.deposed:
                 await self._flush()
+                self._decide()
+
+    def _decide(self) -> None:
+        if self.lease_calls is not None and not self.deposed:
+            self.lease_calls.decide()
 
     async def _flush(self) -> None:
         """Write up to `MOST_AT_ONCE` writes. Repeated as a whole while Valkey is away: every function is safe to
@@ -165,7 +175,7 @@ class Interpreter:
         would take it again; and a refund stays after the grants that were decided before it.
         """
         begun: set[str] = set()
-        order = _HoldOrder()
+        order = HoldOrder()
 
         def accepts(write: Write) -> bool:
             if (isinstance(write, Forget) and write.trajectory in begun) or not order.accepts(write):
@@ -180,8 +190,6 @@ class Interpreter:
         unmade = [write for write in batch if isinstance(write, Forget) and write.ended == "unmade"]
         ended = [write for write in batch if isinstance(write, Forget) and write.ended != "unmade"]
         steps = [write for write in batch if isinstance(write, Advancing)]
-        grants = [write for write in batch if isinstance(write, Granting | LeaseGrant)]
-        answers = [write for write in batch if isinstance(write, Answering)]
         discards = [write.entry for write in batch if isinstance(write, Discard)]
         changes = [change for write in batch if isinstance(write, HoldsChanged) for change in write.settled]
         if changes:  # before grants, so that the store does not count more as taken than the leader
@@ -190,14 +198,7 @@ class Interpreter:
             await trajectories.record_ends(self._redis, self._epoch, unmade)
         if steps:  # before grants: moving to the next stage deletes the stage's grant
             await functions.advance_stages(self._redis, self._epoch, steps)
-        if grants and not answers:
-            await self._send(grants)
-        elif answers:
-            traced = [one for one in answers if one.traced_by]
-            tracing = (self._trace(traced),) if traced else ()
-            flags, *_ = await asyncio.gather(self._finish(answers), self._send(grants), *tracing)
-            for answer, counts in zip(answers, flags, strict=True):
-                self._answered(answer, counts)
+        await self._grant_and_answer(batch)
         if ended:  # after answers: a successor that reads the end would not look for earlier verdicts
             await trajectories.record_ends(self._redis, self._epoch, ended)
         if revoked := [write for write in batch if isinstance(write, LeaseRevocation)]:
@@ -207,17 +208,65 @@ class Interpreter:
         if discards:  # after their effects: a successor finds the entries again if this leader stops before
             await functions.discard(self._redis, self._epoch, discards)
 
+    async def _grant_and_answer(self, batch: list[Write]) -> None:
+        """Write grants, answers, and leases' beginnings and ends, in one turn of Valkey."""
+        grants = [write for write in batch if isinstance(write, Granting | LeaseGrant)]
+        acquisitions = [write for write in batch if isinstance(write, LeaseAcquisition)]
+        if grants and any(one.grant is None for one in acquisitions):  # one of the grants may be of such a lease
+            await self._acquire(acquisitions)
+            acquisitions = []
+        writes: list[Coroutine[Any, Any, None]] = [self._send(grants)] if grants else []
+        if acquisitions:
+            writes.append(self._acquire(acquisitions))
+        if releases := [write for write in batch if isinstance(write, LeaseRelease)]:
+            writes.append(self._release(releases))
+        answers = [write for write in batch if isinstance(write, Answering)]
+        if traced := [one for one in answers if one.traced_by]:
+            writes.append(self._trace(traced))
+        if answers:
+            flags, *_ = await asyncio.gather(self._finish(answers), *writes)
+            for answer, counts in zip(answers, flags, strict=True):
+                self._answered(answer, counts)
+        elif len(writes) == 1:  # a task costs more than the call
+            await writes[0]
+        else:
+            await asyncio.gather(*writes)
+
     async def _send(self, grants: list[Granting | LeaseGrant]) -> None:
         """Send grants in their order: levels of rates depend on it. One write for each run of one kind."""
         for leases, run in groupby(grants, key=lambda write: isinstance(write, LeaseGrant)):
             if leases:
                 given = [write for write in run if isinstance(write, LeaseGrant)]
-                granted = await held_leases.grant_leases(self._redis, self._epoch, given)
-                if self._leased is not None:
-                    self._leased(granted)
+                self._note_granted(await held_leases.grant_leases(self._redis, self._epoch, given))
             else:
                 sent = [write for write in run if isinstance(write, Granting)]
                 await functions.send_grants(self._redis, self._epoch, sent)
+
+    def _note_granted(self, granted: Sequence[GrantedLease]) -> None:
+        if self.lease_calls is not None:
+            self.lease_calls.granted(granted)
+        if self._leased is not None:
+            self._leased(granted)
+
+    async def _acquire(self, acquisitions: list[LeaseAcquisition]) -> None:
+        assert self.lease_calls is not None
+        try:
+            replies = await held_leases.acquire_leases(
+                self._redis, self._epoch, acquisitions, max_journal=self._max_journal
+            )
+        except Overloaded as error:
+            self.lease_calls.rejected(acquisitions, error)
+            return
+        if replies is None:
+            self.lease_calls.rejected(acquisitions, journal_full())
+            return
+        self.lease_calls.acquired(acquisitions, replies)
+        self._note_granted([one.granted for one in replies if one.granted is not None])
+
+    async def _release(self, releases: list[LeaseRelease]) -> None:
+        assert self.lease_calls is not None
+        codes = await held_leases.release_leases(self._redis, self._epoch, releases)
+        self.lease_calls.released(releases, codes)
 
     async def _trace(self, traced: list[Answering]) -> None:
         """Add answered actions to the traces of their trajectories, in the same turn of Valkey as their answers.
@@ -238,19 +287,3 @@ class Interpreter:
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
         return await functions.answer_actions(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)
-
-
-def _levels(write: Write) -> Iterable[str]:
-    """Names of the quotas whose levels a write changes."""
-    if isinstance(write, Granting | LeaseGrant):
-        return () if write.taking is None else dict.fromkeys(_level(name) for name, _ in write.taking.rates)
-    return _levels_of(write.settled) if isinstance(write, Answering | Advancing) else ()
-
-
-def _levels_of(changes: Iterable[QuotaHold | Settled]) -> Iterable[str]:
-    settled = (change for change in changes if isinstance(change, Settled))
-    return dict.fromkeys(_level(refund.quota) for one in settled for refund in one.refunds)
-
-
-def _level(quota: str) -> str:
-    return f" level of {quota}"  # no id begins with a blank

@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
-from services.proxy.leader.answerings import lease_answering, to_answering
+from services.proxy.leader.answerings import to_answering
 from services.proxy.leader.arrivals import Arrivals, names_of
 from services.proxy.leader.dispatching import GuardedDispatcher, Suspects
 from services.proxy.leader.granted_leases import JOINED, SEEN, GrantedLeases, is_lease
-from services.proxy.leader.interpreter import Discard, Forget, HoldsChanged, Interpreter
+from services.proxy.leader.interpreter import Interpreter
+from services.proxy.leader.local_leases import LocalLeases
 from services.proxy.leader.messages import to_message, to_request_stimulus, to_stimuli
 from services.proxy.leader.nodes import NodeRegistry
 from services.proxy.leader.recent_calls import RecentCalls
@@ -26,6 +27,7 @@ from services.proxy.leader.requests import Unschedulable, to_end, to_granted, to
 from services.proxy.leader.requests_under_way import RequestsUnderWay
 from services.proxy.leader.unanswered import Unanswered
 from services.proxy.leader.wakeup import Wakeup
+from services.proxy.leader.writes import Discard, Forget, HoldsChanged
 from services.proxy.records.answering import reports
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Granting
@@ -76,7 +78,7 @@ class Leader:
         recorder: DispatchRecorder | RecentCalls | None = None,
         suspects: Suspects | None = None,
     ) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
         self.dispatcher = dispatcher
         self._interpreter = interpreter
         self._clock = clock
@@ -89,6 +91,8 @@ class Leader:
         self.unanswered: dict[str, Unanswered] = {}
         self._requests = RequestsUnderWay(interpreter, self.unanswered)
         self.leases = GrantedLeases(epoch, dispatcher, interpreter, clock)
+        self.local_leases = LocalLeases(self, interpreter, clock)
+        interpreter.lease_calls = self.local_leases
         self.wakeup = Wakeup(clock)
         self._parkings = 0
         """Serial of the newest message that parks or resumes."""
@@ -131,7 +135,7 @@ class Leader:
                 case UnreadableEntry():
                     self._refuse(entry)
                 case asked if isinstance(asked, Request):
-                    self._submit(now, submitted)
+                    self.submit(now, submitted)
                     submitted = []
                     if isinstance(asked, ResumeActionRequested) and asked.action in self.unanswered:
                         self.unanswered[asked.action].resume = entry.id
@@ -143,7 +147,7 @@ class Leader:
                     self._handle_other(now, entry)
                 case _:
                     self._handle_other(now, entry)
-        self._submit(now, submitted)
+        self.submit(now, submitted)
         self._finish(now, finished)
         if now - self._ticked >= 0.2:
             self.tick(now)
@@ -157,13 +161,14 @@ class Leader:
         """Let the node of leases join, after the grants of a former leader are restored."""
         self._handle(self._clock.unix(), JOINED)
 
-    def _submit(self, now: float, entries: list[Entry[ActionSubmitted]]) -> None:
+    def submit(self, now: float, entries: list[Entry[ActionSubmitted]], *, journaled: bool = True) -> None:
+        """Submit new actions. `journaled`: False if the journal does not have them yet."""
         requests = []
         for entry in entries:
             action = entry.message.action
             if action in self.unanswered:
                 continue
-            self.unanswered[action] = Unanswered(entry.id, entry.message, entry.index)
+            self.unanswered[action] = Unanswered(entry.id if journaled else "", entry.message, entry.index)
             try:
                 request, wrong = to_request(entry), self._suspects.why_refused(action)
             except Unschedulable as error:
@@ -206,7 +211,7 @@ class Leader:
 
     def _handle_other(self, now: float, entry: Entry[Any]) -> None:
         message = entry.message
-        if isinstance(message, InventoryTaken) and message.epoch != self._epoch:
+        if isinstance(message, InventoryTaken) and message.epoch != self.epoch:
             return  # requested by a former leader
         if isinstance(message, TargetSet):
             self.reasons[message.pool] = message.reason
@@ -215,8 +220,8 @@ class Leader:
         for stimulus in to_stimuli(now, entry):
             self._handle(now, stimulus)
 
-    def restore(self, stimulus: stimuli.Restored | stimuli.PriorityChanged) -> None:
-        """Pass state that was read from the store to the dispatcher."""
+    def handle(self, stimulus: stimuli.Stimulus) -> None:
+        """Pass state that was read from the store to the dispatcher, or a decision about a local lease."""
         self._handle(self._clock.unix(), stimulus)
 
     def planned(self, planned: bool) -> None:
@@ -245,7 +250,7 @@ class Leader:
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if self.leases.concerns(command):
-                self.leases.do(command, self.unanswered)
+                self.leases.do(command, self.unanswered, self.local_leases.undecided)
             else:
                 self._execute(command)
 
@@ -262,11 +267,11 @@ class Leader:
             case Park() | Resume():
                 self._park_or_resume(command)
             case Revoke(action=action):
-                self._send(command.node, to_message(self._epoch, command), *self._requests.owner(action))
+                self._send(command.node, to_message(self.epoch, command), *self._requests.owner(action))
             case CloseEnvironment(trajectory=trajectory):
-                self._send(command.node, to_message(self._epoch, command), names=(trajectory,))
+                self._send(command.node, to_message(self.epoch, command), names=(trajectory,))
             case SetShare() | PullImage():
-                self._send(command.node, to_message(self._epoch, command))
+                self._send(command.node, to_message(self.epoch, command))
             case ForgetTrajectory():
                 name = command.trajectory
                 self._interpreter.put(Forget(name, command.ended, command.reason), names=(name,))
@@ -277,7 +282,7 @@ class Leader:
         topic, submitted = self.nodes.topic(grant.node), self.unanswered[grant.action].submitted
         if topic is None:
             return
-        payload = topic.encode(to_granted(self._epoch, grant, submitted))
+        payload = topic.encode(to_granted(self.epoch, grant, submitted))
         granting = Granting(topic.name, payload, grant.action, f"{grant.attempt}:{grant.node}")
         if grant.begins and submitted.environment is not None:
             placement = StoredPlacement(grant.node, all_kinds().lasting_units(submitted.environment))
@@ -290,7 +295,7 @@ class Leader:
         topic, kept = self.nodes.topic(command.node), self.unanswered.get(command.action)
         if topic is not None and kept is not None:
             self._parkings += 1
-            payload = topic.encode(to_parking(self._epoch, self._parkings, command))
+            payload = topic.encode(to_parking(self.epoch, self._parkings, command))
             resumes = kept.resume if isinstance(command, Resume) else ""
             granting = Granting(topic.name, payload, command.action, resumes=resumes)
             self._interpreter.put(granting, kept.submitted.tenant, names_of(kept.submitted))
@@ -311,13 +316,13 @@ class Leader:
         """Request an inventory after all earlier grants, which it must contain."""
         topic = self.nodes.topic(command.node)
         if topic is not None:
-            self._interpreter.put_after_all(Granting(topic.name, topic.encode(to_message(self._epoch, command))))
+            self._interpreter.put_after_all(Granting(topic.name, topic.encode(to_message(self.epoch, command))))
 
     def _answer(self, answer: AnswerAction) -> None:
         kept = self.unanswered.pop(answer.action)
         now, submitted = self._clock.unix(), kept.submitted
         if is_lease(submitted):
-            answering = lease_answering(kept, answer, self.leases.answer(submitted, answer))
+            self.local_leases.put_answer(kept, answer, self.leases.answer(submitted, answer))
         else:
             answering = to_answering(kept, answer, self._keep_s(submitted), now)
-        self._interpreter.put(answering, submitted.tenant, self._requests.names_of(submitted))
+            self._interpreter.put(answering, submitted.tenant, self._requests.names_of(submitted))

@@ -131,7 +131,14 @@ class Leadership:
         clock = await ValkeyClock.measure(self._redis)
         settings = self._settings
         keep_batch_s, leased = settings.keep_batch_s, self._leases.granted
-        interpreter = Interpreter(self._redis, epoch, self._answered, keep_batch_s=keep_batch_s, leased=leased)
+        interpreter = Interpreter(
+            self._redis,
+            epoch,
+            self._answered,
+            keep_batch_s=keep_batch_s,
+            leased=leased,
+            max_journal=settings.max_journal,
+        )
         config = DispatchConfig(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
         dispatcher = Dispatcher(config, all_kinds().resources)
         recorder = self._recorder(epoch, dispatcher)
@@ -160,6 +167,7 @@ class Leadership:
                 asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher, clock), name="backlog"),
                 asyncio.create_task(store_learned_amounts(self._redis, epoch, dispatcher), name="learned amounts"),
             ]
+            self._leases.leader = leader.local_leases
             leading = asyncio.create_task(leader.run(tail), name="leader")
             done, _ = await asyncio.wait({leading, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             tail.stopping = True
@@ -174,6 +182,8 @@ class Leadership:
             for gauge in (NODES, QUEUED, STUCK, QUOTA_WAITING, QUOTA_HELD, UPSTREAM):
                 gauge.clear()  # the next leader's values count
             interpreter.deposed = True
+            self._leases.leader = None
+            leader.local_leases.close()
             for task in tasks:
                 await _cancelled(task)
             if isinstance(recorder, DispatchRecorder):

@@ -78,7 +78,8 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader) -> Tail:
     await _handle(leader, [entry for entry in entries if entry.topic != NODES.name])
     _log.info("takeover_finished", unanswered=len(leader.unanswered), nodes=len(leader.dispatcher.node_names()))
     ids = {ACTIONS: journal.last(ACTIONS), OUTCOMES: outcomes.last(OUTCOMES)}
-    return Tail(reader, {topic: ids.get(topic) or others.last(topic) for topic in LEADER_STREAMS})
+    positions = {topic: ids.get(topic) or others.last(topic) for topic in LEADER_STREAMS}
+    return Tail(reader, positions, decided_by=leader.epoch)
 
 
 async def _handle(leader: Leader, entries: list[Entry[Any]]) -> None:
@@ -104,15 +105,15 @@ async def _restore_quotas(redis: Redis, leader: Leader) -> None:
     """Restore limits, levels of rates and what attempts hold, before any action is known."""
     stored = await read_quotas(redis)
     for name, limits in stored.limits.items():
-        leader.restore(QuotaSet(name, limits))
+        leader.handle(QuotaSet(name, limits))
     for level in stored.levels:
-        leader.restore(LevelRestored(*level))
+        leader.handle(LevelRestored(*level))
     for hold in stored.holds:
-        leader.restore(HoldRestored(hold))
+        leader.handle(HoldRestored(hold))
     for name, brake in (await read_brakes(redis)).items():
-        leader.restore(BrakeRestored(name, brake))
+        leader.handle(BrakeRestored(name, brake))
     for key, estimate in (await read_estimates(redis)).items():
-        leader.restore(AmountRestored(key, estimate))
+        leader.handle(AmountRestored(key, estimate))
 
 
 async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:
@@ -122,7 +123,7 @@ async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[Act
         first_at = await first_arrival(redis, name)
         if first_at is not None:
             timeouts = tuple(stage.timeout_s for stage in message.stages)
-            leader.restore(FirstArrivalRestored(name, first_at, timeouts))
+            leader.handle(FirstArrivalRestored(name, first_at, timeouts))
 
 
 async def _restore_placements(redis: Redis, leader: Leader, acting: set[str], closing: set[str]) -> None:
@@ -135,7 +136,7 @@ async def _restore_placements(redis: Redis, leader: Leader, acting: set[str], cl
         await _restore_ends(redis, leader, placements.keys() - closing)
         acting -= placements.keys()
         for trajectory, placement in placements.items():
-            leader.restore(PlacementRestored(trajectory, placement.node, placement.units))
+            leader.handle(PlacementRestored(trajectory, placement.node, placement.units))
     await _restore_ends(redis, leader, acting - closing)
 
 
@@ -143,13 +144,13 @@ async def _restore_ends(redis: Redis, leader: Leader, trajectories: Iterable[str
     for trajectory, (state, reason) in (await read_statuses(redis, sorted(trajectories))).items():
         if state != "open":
             why = f"the trajectory is {state}: {reason}" if state else "the trajectory ended long ago"
-            leader.restore(TrajectoryRestored(trajectory, why))
+            leader.handle(TrajectoryRestored(trajectory, why))
 
 
 async def _restore_priorities(redis: Redis, leader: Leader, acting: set[str]) -> None:
     """Restore priorities that changed after actions were submitted: the former leader has deleted these entries."""
     for trajectory, priority in (await read_priorities(redis, sorted(acting))).items():
-        leader.restore(PriorityChanged(trajectory, priority))
+        leader.handle(PriorityChanged(trajectory, priority))
 
 
 async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:
@@ -162,7 +163,7 @@ async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[Ac
                 leader.unanswered[action].resume = found.resume
                 leader.unanswered[action].leased = found.node == leases.NODE
                 acts = tuple(_act(report) for report in _carried.decode(found.carried)) if found.carried else ()
-                leader.restore(ActionRestored(action, found.stage, found.attempt, acts, found.node, found.wanted))
+                leader.handle(ActionRestored(action, found.stage, found.attempt, acts, found.node, found.wanted))
 
 
 def _act(report: StageReport) -> StageAct:

@@ -24,6 +24,6 @@ class TenantWeights:
         changes = await tenants.count_changes(self._redis)
         if changes != self._changes:
             weights = await tenants.read_weights(self._redis)
-            leader.restore(WeightsReceived(weights))
+            leader.handle(WeightsReceived(weights))
             _log.info("tenant_weights_read", tenants=len(weights))
             self._changes = changes

@@ -9,11 +9,22 @@ from shared.policy.model.results import AttemptResult
 
 
 @dataclass(slots=True)
+class HeldLease:
+    """A lease that this term has granted."""
+
+    attempt: int
+    granted_s: float
+    """Unix seconds."""
+    fence: int = 0
+    """0: the store has not granted it yet."""
+
+
+@dataclass(slots=True)
 class Unanswered:
     """Data of an unanswered action that the leader keeps beside the dispatcher's `ActionState`."""
 
     entry: str
-    """Its journal entry."""
+    """Its journal entry; empty for a lease of which the journal does not have one yet."""
     submitted: ActionSubmitted
     index: int
     result: AttemptResult | None = None
@@ -24,3 +35,5 @@ class Unanswered:
     """Journal entry of the newest request to resume it."""
     leased: bool = False
     """It is a lease, and was granted: its caller holds it without a connection."""
+    held: HeldLease | None = None
+    """Set if this term has granted it."""

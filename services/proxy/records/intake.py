@@ -101,16 +101,13 @@ class Intake:
         """True if several tenants submit. A call with many lines should submit few at once then."""
         return self._batcher.shared
 
+    @property
+    def accepts_new(self) -> bool:
+        """True unless the disk is short."""
+        return self._disk.shortage() is None
+
     def _put(self, submitted: ActionSubmitted) -> asyncio.Future[Receipt]:
-        submission = Submission(
-            submitted.action,
-            digest_of(submitted.stages, submitted.priority),
-            submitted.batch,
-            ACTIONS.encode(submitted),
-            submitted.trajectory,
-            submitted.tenant,
-        )
-        return self._batcher.put(submission, submitted.tenant)
+        return self._batcher.put(submission_of(submitted), submitted.tenant)
 
     def _accepted(self, submitted: ActionSubmitted, receipt: Receipt) -> Accepted:
         if (refusal := refusal_of(receipt, submitted)) is not None:
@@ -135,6 +132,23 @@ class Intake:
         if shortage is None:
             return receipts
         return [receipt if receipt.code != "journal-full" else Receipt("disk-short", shortage) for receipt in receipts]
+
+
+def submission_of(submitted: ActionSubmitted) -> Submission:
+    """Return what the journal gets of an action."""
+    return Submission(
+        submitted.action,
+        digest_of(submitted.stages, submitted.priority),
+        submitted.batch,
+        ACTIONS.encode(submitted),
+        submitted.trajectory,
+        submitted.tenant,
+    )
+
+
+def journal_full() -> Overloaded:
+    """Return the error that rejects new work while the journal is full."""
+    return Overloaded(what="too many unanswered actions", retry_after_s=2.0)
 
 
 def trajectory_ended(trajectory: str, how: str) -> Conflict:
@@ -165,7 +179,7 @@ def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | N
             what = f"the kept answers of tenant {submitted.tenant!r} fill its part of Valkey until they are archived"
             return Overloaded(what=what, retry_after_s=2.0)
         case "journal-full":
-            return Overloaded(what="too many unanswered actions", retry_after_s=2.0)
+            return journal_full()
         case "disk-short":
             return short_of_disk(receipt.entry)
     return None

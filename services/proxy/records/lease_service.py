@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from redis.asyncio import Redis
 
+from services.proxy.metrics import SUBMITTED
 from services.proxy.records.batching import Batcher
 from services.proxy.records.ids import Ids, random_id
 from services.proxy.records.intake import Intake
@@ -48,6 +49,8 @@ _json = msgspec.json.Encoder().encode
 GRACE_S: Final[Seconds] = 2.0
 """Time after the deadline in which the leader's refusal is awaited. Without one, no leader can answer."""
 GONE: Final = "its caller has gone"
+
+Result = TypeVar("Result")
 
 Cancel = Callable[[str, str], None]
 """Cancels an action in the background: (action, reason)."""
@@ -153,11 +156,12 @@ class LeaseService:
         expiry: asyncio.TimerHandle | None = None
         with ConnectionWatch(gone, lambda: _expire(future)) as watch:
             try:
-                accepted = await self._intake.submit(submitted)
-                if accepted.repeated:
-                    found = outcome_of(submitted.action, await self._read(submitted.action))
-                    if found is not None:
-                        return found
+                if not await self._decided(submitted):
+                    accepted = await self._intake.submit(submitted)
+                    if accepted.repeated:
+                        found = outcome_of(submitted.action, await self._read(submitted.action))
+                        if found is not None:
+                            return found
                 expiry = asyncio.get_running_loop().call_later(wait_s + GRACE_S, _expire, future)
                 outcome = await future
             finally:
@@ -170,6 +174,24 @@ class LeaseService:
             raise Conflict(what=GONE)
         raise Unavailable(what="no leader has answered before the deadline")
 
+    async def _decided(self, submitted: ActionSubmitted) -> bool:
+        """Let the leader decide at once, if it is this replica. False: it is another one, or knows no more."""
+        leader = self._waiters.leader
+        if leader is None or submitted.request or not self._intake.accepts_new:
+            return False
+        decided = await self._within(leader.acquire(submitted))
+        if decided:
+            SUBMITTED.labels("accepted").inc()
+        return decided
+
+    async def _within(self, future: asyncio.Future[Result]) -> Result:
+        """Wait for a write, as long as for a restarting Valkey."""
+        timer = asyncio.get_running_loop().call_later(self._limit_s, _fail, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
     # ---- held leases -------------------------------------------------------------------------------------------
 
     async def release(self, lease: str, fence: int, used: Mapping[str, float] = NO_QUOTAS) -> None:
@@ -180,6 +202,11 @@ class LeaseService:
             LeaseExpired, Fenced: the caller does not hold it.
             NotFound: there is none.
         """
+        leader = self._waiters.leader
+        ending = None if leader is None else leader.release(lease, fence, used)
+        if ending is not None and (code := await self._within(ending)) is not None:
+            _check_held(lease, code)
+            return
         if used:
             await self._check_used(lease, used)
         _check_held(lease, await self._ends.call(LeaseEnd(lease, fence, _json(dict(used)) if used else b"")))
@@ -230,6 +257,11 @@ class LeaseService:
         return await with_retries(
             lambda: held_leases.renew_leases(self._redis, renewals), what="renewing leases", limit_s=self._limit_s
         )
+
+
+def _fail(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(Unavailable(what="Valkey does not answer"))
 
 
 def _expire(future: asyncio.Future[Outcome | None]) -> None:

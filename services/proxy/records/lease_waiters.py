@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 import msgspec
 from redis.asyncio import Redis
@@ -12,7 +12,8 @@ from redis.asyncio import Redis
 from shared.api.leases import LeaseNews
 from shared.bus import held_leases
 from shared.bus.connection import TRANSIENT
-from shared.bus.held_leases import LeaseRecord
+from shared.bus.held_leases import LeaseCode, LeaseRecord
+from shared.messages.actions import ActionSubmitted
 from shared.messages.leases import GrantedLease
 from shared.runtime import log
 from shared.runtime.units import Seconds
@@ -27,6 +28,22 @@ Outcome = GrantedLease | LeaseNews
 """A grant, or the end of an action that was not granted."""
 
 
+class LeaseDecider(Protocol):
+    """The leader, if it is this replica: it decides about its own callers' leases at once (`leader.local_leases`)."""
+
+    def acquire(self, submitted: ActionSubmitted) -> asyncio.Future[bool]:
+        """Submit a lease with a new id. True: it is journaled. False: submit it to the journal. Raises Overloaded if
+        the journal rejects it.
+
+        If the future is done before, nothing is submitted, or what was submitted is cancelled.
+        """
+        ...
+
+    def release(self, lease: str, fence: int, used: Mapping[str, float]) -> asyncio.Future[LeaseCode | None] | None:
+        """End a lease. None, here or as the result: only the store can tell who holds it."""
+        ...
+
+
 class LeaseWaiters:
     """Waiting callers by the action of their lease.
 
@@ -38,6 +55,8 @@ class LeaseWaiters:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._waiting: dict[str, set[asyncio.Future[Outcome | None]]] = {}
+        self.leader: LeaseDecider | None = None
+        """Set while this replica leads."""
 
     def __len__(self) -> int:
         return len(self._waiting)

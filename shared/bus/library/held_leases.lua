@@ -36,6 +36,41 @@ local function grant_leases(keys, args)
   return replies
 end
 
+-- acquire_leases(epoch:<role>, actions, leases:fences, leases:due, action..., quotas:holds, quotas:levels;
+--                epoch, max_entries, {digest, payload, mark or '', ttl_ms}..., packed changes)
+--   -> {entry, fence, expires_ms} each, the last two 0 without a mark; or 0: the journal has no room, nothing is written
+--   Journal leases that the leader has decided about before, and grant those with a mark. A repeated call changes nothing.
+--   Field `decided` names the term whose leader knows the entry. It does not read it.
+local function acquire_leases(keys, args)
+  if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
+  local known, new = {}, 0
+  for i = 5, #keys - 2 do
+    known[i] = redis.call('HMGET', keys[i], 'entry', 'fence', 'expires_ms')
+    if not known[i][1] then new = new + 1 end
+  end
+  if redis.call('XLEN', keys[2]) + new > tonumber(args[2]) then return 0 end
+  change_holds(keys[#keys - 1], keys[#keys], args[#args])
+  local replies, now, at = {}, now_ms(), 3
+  for i = 5, #keys - 2 do
+    local key, entry = keys[i], known[i][1]
+    if not entry then
+      entry = redis.call('XADD', keys[2], '*', 'm', args[at + 1], 'index', -1, 'action', key, 'batch', '',
+        'decided', args[1])
+      redis.call('HSET', key, 'digest', args[at], 'entry', entry, 'batch', '')
+    end
+    local fence, expires = tonumber(known[i][2] or 0), tonumber(known[i][3] or 0)
+    if args[at + 2] ~= '' and fence == 0 then
+      fence, expires = redis.call('INCR', keys[3]), now + args[at + 3]
+      redis.call('HSET', key, 'grant', args[at + 2], 'fence', fence, 'ttl_ms', args[at + 3], 'granted_ms', now,
+        'expires_ms', expires)
+      redis.call('ZADD', keys[4], expires, id_of(key))
+    end
+    replies[#replies + 1] = { entry, fence, expires }
+    at = at + 4
+  end
+  return replies
+end
+
 -- End a lease and report the end of its attempt. `used`: JSON, quota -> amount; or ''.
 local function end_lease(key, outcomes, due, kept, how, status, used, now)
   local known = redis.call('HMGET', key, 'grant', 'granted_ms')
@@ -69,6 +104,31 @@ local function end_leases(keys, args)
     local key = keys[3 + #codes]
     local code = holds(key, args[i], now)
     if code == 1 then end_lease(key, keys[1], keys[2], args[1], 'released', 'ok', args[i + 1], now) end
+    codes[#codes + 1] = code
+  end
+  return codes
+end
+
+-- release_leases(epoch:<role>, actions, leases:due, action...; epoch, {fence, entry, answer, kept_s}...)
+--   -> a code of `holds` each; 1: it ends now
+--   The leader has decided that these leases end, and answers their actions with it: no outcome is published.
+local function release_leases(keys, args)
+  if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
+  local codes, now = {}, now_ms()
+  for i = 2, #args, 4 do
+    local key = keys[4 + #codes]
+    local code = holds(key, args[i], now)
+    if redis.call('XDEL', keys[2], args[i + 1]) == 1 then
+      redis.call('ZREM', keys[3], id_of(key))
+      if code == 1 then
+        redis.call('HSET', key, 'ended', 'released', 'answer', args[i + 2])
+      else
+        redis.call('HSETNX', key, 'ended', 'expired')
+        redis.call('HSET', key, 'answer', args[i + 2])
+      end
+      redis.call('HDEL', key, 'grant')
+      redis.call('EXPIRE', key, args[i + 3])
+    end
     codes[#codes + 1] = code
   end
   return codes
@@ -139,7 +199,9 @@ local function list_leases(keys, args)
 end
 
 register_allowed_when_full('grant_leases_with_quotas_v1', with_quotas(grant_leases))
+register('acquire_leases_v1', acquire_leases)
 register_allowed_when_full('end_leases_v1', end_leases)
+register_allowed_when_full('release_leases_with_quotas_v1', with_quotas(release_leases))
 register_allowed_when_full('renew_leases_v1', renew_leases)
 register_allowed_when_full('revoke_leases_v1', revoke_leases)
 register_allowed_when_full('expire_leases_v1', expire_leases)

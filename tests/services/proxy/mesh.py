@@ -9,8 +9,9 @@ import msgspec
 from redis.asyncio import Redis
 
 from services.cpu_manager.kinds import IN_ENVIRONMENTS, MEMORY, ONLY_LOOKS, RESOURCES
-from services.proxy.leader.interpreter import Discard, Forget, Interpreter, Write
+from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.leader import Leader
+from services.proxy.leader.writes import Discard, Forget, Write
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.tail import Entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -22,11 +23,19 @@ LATE_S = 30
 Json = dict[str, Any]
 
 
-@pytest.fixture
-async def http(redis_url: str) -> AsyncIterator[aiohttp.ClientSession]:
+@pytest.fixture(params=["the leader", "another replica"])
+async def http(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session with the leader, which decides about its own callers' leases at once, and with a replica beside it."""
     settings = ProxySettings.model_validate({"treadle": {"redis_url": redis_url}})
-    async with serving(create_app(settings)) as url, aiohttp.ClientSession(url) as session:
-        yield session
+    leader = create_app(settings)
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serving(leader))
+        async with asyncio.timeout(LATE_S):
+            while leader.state.proxy.leases._waiters.leader is None:  # noqa: ASYNC110  # a flag
+                await asyncio.sleep(0.01)
+        if request.param == "another replica":
+            url = await stack.enter_async_context(serving(create_app(settings)))
+        yield await stack.enter_async_context(aiohttp.ClientSession(url))
 
 
 async def ask(http: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> tuple[int, Json]:

@@ -77,7 +77,7 @@ async def test_the_leader_gets_the_weights_at_first_and_after_each_change(valkey
     given: list[Mapping[str, float]] = []
 
     class Recorder:
-        def restore(self, stimulus: WeightsReceived) -> None:
+        def handle(self, stimulus: WeightsReceived) -> None:
             given.append(stimulus.weights)
 
     leader: Any = Recorder()

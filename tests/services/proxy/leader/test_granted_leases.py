@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.proxy.leader.granted_leases import headers_of
-from services.proxy.leader.interpreter import LeaseInventory
+from services.proxy.leader.writes import LeaseInventory
 from shared.api.leases import LeaseNews
 from shared.bus.functions import Answering
 from shared.bus.held_leases import LeaseGrant, LeaseRevocation

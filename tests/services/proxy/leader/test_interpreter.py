@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.proxy.leader.interpreter import MOST_AT_ONCE, MOST_SHARED, Discard, Forget, Interpreter, Write
+from services.proxy.leader.interpreter import MOST_AT_ONCE, MOST_SHARED, Interpreter
+from services.proxy.leader.writes import Discard, Forget, Write
 from services.proxy.metrics import UNTRACED
 from shared.bus import functions, trajectories
 from shared.bus.connection import command

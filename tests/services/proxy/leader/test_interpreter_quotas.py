@@ -8,7 +8,8 @@ from random import Random
 import pytest
 from redis.asyncio import Redis
 
-from services.proxy.leader.interpreter import HoldsChanged, Interpreter, Write
+from services.proxy.leader.interpreter import Interpreter
+from services.proxy.leader.writes import HoldsChanged, Write
 from shared.bus.functions import Answering, Granting
 from shared.bus.holds import Taking
 from shared.policy.model.formulation import Grant

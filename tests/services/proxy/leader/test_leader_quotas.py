@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from services.proxy.leader.interpreter import HoldsChanged, Interpreter
+from services.proxy.leader.interpreter import Interpreter
+from services.proxy.leader.writes import HoldsChanged
 from shared.bus.brakes import publish_brakes
 from shared.bus.functions import Answering, Granting, send_grants
 from shared.bus.holds import Taking

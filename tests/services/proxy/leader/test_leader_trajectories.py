@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.proxy.leader.interpreter import Forget
 from services.proxy.leader.leader import Leader
+from services.proxy.leader.writes import Forget
 from shared.bus.functions import Answering, Granting
 from shared.bus.trajectories import StoredPlacement
 from shared.messages.actions import CancelRequested, CloseRequested, PriorityRequested

@@ -1,0 +1,247 @@
+"""Leases of the leader's own callers: decided before they are journaled, and ended without a message.
+
+A lease that came through another replica is journaled, read, granted, released, read and answered: four writes, and two
+reads of the leader. Here the dispatcher decides when the call arrives. One write journals and grants, and another one
+ends the lease and answers its action. What the store has afterwards is the same, so a new leader finds no difference.
+
+Laws (tests/services/proxy/leader/test_local_leases.py, tests/e2e/test_leases.py):
+  - a caller has a lease only if one write has journaled and granted it;
+  - a call that cannot be decided here (another leader, a refusal, an unknown fence) takes the way of other replicas;
+  - what the store rejects leaves nothing in the dispatcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+
+from services.proxy.leader.answerings import lease_answering
+from services.proxy.leader.interpreter import Interpreter
+from services.proxy.leader.unanswered import Unanswered
+from services.proxy.records.intake import submission_of
+from shared.bus.connection import ValkeyClock
+from shared.bus.functions import Submission
+from shared.bus.held_leases import Acquired, LeaseAcquisition, LeaseCode, LeaseRelease
+from shared.bus.tail import Entry
+from shared.messages import leases
+from shared.messages.actions import ACTIONS, ActionSubmitted
+from shared.messages.leases import GrantedLease
+from shared.policy.dispatch.stimuli import ActionCancelled, AttemptsEnded
+from shared.policy.model.formulation import AnswerAction
+from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
+from shared.runtime.errors import Overloaded
+from shared.runtime.units import Seconds
+
+if TYPE_CHECKING:
+    from services.proxy.leader.leader import Leader
+
+DECIDED_AT_ONCE: Final = 256
+"""Calls of one kind that are decided together: about 10 ms."""
+GONE: Final = "its caller has gone"
+REJECTED: Final = "the journal has rejected it"
+_UNITS: Final = {leases.RESOURCE: 1}
+
+Result = TypeVar("Result")
+
+
+class _Acquire(NamedTuple):
+    """A call that is not decided."""
+
+    submitted: ActionSubmitted
+    journaled: asyncio.Future[bool]
+
+
+class _Release(NamedTuple):
+    """A call that is not decided, or the one behind the answer of its lease."""
+
+    lease: str
+    fence: int
+    used: Mapping[str, float]
+    ended: asyncio.Future[LeaseCode | None]
+
+
+class LocalLeases:
+    """Calls of one replica about leases, in the term that it leads.
+
+    Calls that arrive during a flush of the interpreter are decided together before the next one.
+    """
+
+    def __init__(self, leader: Leader, interpreter: Interpreter, clock: ValkeyClock) -> None:
+        self._leader = leader
+        self._interpreter = interpreter
+        self._clock = clock
+        self._acquires: list[_Acquire] = []
+        self._releases: list[_Release] = []
+        self.undecided: dict[str, Submission] = {}
+        """Leases about which the dispatcher is deciding."""
+        self._journaling: dict[str, asyncio.Future[bool]] = {}
+        """Leases whose first write is not done."""
+        self._late: dict[str, tuple[Unanswered, AnswerAction, bytes]] = {}
+        """Answers of those that wait meanwhile."""
+        self._rejecting = ""
+        """Lease that is being removed from the dispatcher."""
+        self._ending: dict[str, _Release] = {}
+        """Leases whose release is decided."""
+        self._serial = 0
+
+    # ---- calls -------------------------------------------------------------------------------------------------
+
+    def acquire(self, submitted: ActionSubmitted) -> asyncio.Future[bool]:
+        """Submit a lease with a new id. True: it is journaled. False: submit it to the journal. Raises Overloaded if
+        the journal rejects it.
+
+        If the future is done before, nothing is submitted, or what was submitted is cancelled.
+        """
+        journaled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._acquires.append(_Acquire(submitted, journaled))
+        self._interpreter.wake()
+        return journaled
+
+    def release(self, lease: str, fence: int, used: Mapping[str, float]) -> asyncio.Future[LeaseCode | None] | None:
+        """End a lease. None, here or as the result: only the store can tell who holds it."""
+        kept = self._holder(lease, fence)
+        if kept is None or not used.keys() <= kept.submitted.stages[0].quotas.keys():
+            return None
+        ended: asyncio.Future[LeaseCode | None] = asyncio.get_running_loop().create_future()
+        self._releases.append(_Release(lease, fence, used, ended))
+        self._interpreter.wake()
+        return ended
+
+    def close(self) -> None:
+        """End this term: callers go on without it."""
+        for journaled in (*(call.journaled for call in self._acquires), *self._journaling.values()):
+            _resolve(journaled, False)
+        for call in (*self._releases, *self._ending.values()):
+            _resolve(call.ended, None)
+
+    # ---- decisions ---------------------------------------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Decide about the calls that have arrived, and put their writes."""
+        releases, self._releases = self._releases[:DECIDED_AT_ONCE], self._releases[DECIDED_AT_ONCE:]
+        if releases:
+            self._decide_releases(releases)
+        acquires, self._acquires = self._acquires[:DECIDED_AT_ONCE], self._acquires[DECIDED_AT_ONCE:]
+        if acquires:
+            self._decide_acquires(acquires)
+        if self._releases or self._acquires:
+            self._interpreter.wake()
+
+    def _decide_releases(self, calls: list[_Release]) -> None:
+        now, ends = self._clock.unix(), []
+        for call in calls:
+            kept = self._holder(call.lease, call.fence)
+            if call.ended.done():
+                continue
+            if kept is None or kept.held is None:
+                _resolve(call.ended, None)
+                continue
+            self._ending[call.lease] = call
+            ends.append(_end(call.lease, kept.held.attempt, "ok", call.used, now - kept.held.granted_s))
+        self._leader.handle(AttemptsEnded(tuple(ends)))
+        for end in ends:
+            if end.action in self._leader.unanswered:  # the dispatcher does not know this attempt
+                _resolve(self._ending.pop(end.action).ended, None)
+
+    def _decide_acquires(self, calls: list[_Acquire]) -> None:
+        entries, now = [], self._clock.unix()
+        for submitted, journaled in calls:
+            if not journaled.done():
+                self._serial += 1
+                self._journaling[submitted.action] = journaled
+                self.undecided[submitted.action] = submission_of(submitted)
+                entries.append(Entry(ACTIONS.name, f"{round(1000 * now)}-{self._serial}", submitted, -1))
+        self._leader.submit(now, entries, journaled=False)
+        for action, submission in self.undecided.items():  # they wait
+            self._interpreter.put(LeaseAcquisition(submission, None), submission.tenant, (action,))
+        self.undecided.clear()
+
+    def _holder(self, lease: str, fence: int) -> Unanswered | None:
+        """Return the record of a lease that this term has granted with this fence, and does not end yet."""
+        kept = self._leader.unanswered.get(lease)
+        if kept is None or not kept.entry or kept.held is None or kept.held.fence != fence or lease in self._ending:
+            return None
+        return kept
+
+    # ---- answers -----------------------------------------------------------------------------------------------
+
+    def put_answer(self, kept: Unanswered, answer: AnswerAction, body: bytes) -> None:
+        """Put the write of any lease's answer: of one that its caller releases here, with its end."""
+        if not kept.entry and self._keeps_back(kept, answer, body):
+            return
+        answering, ending = lease_answering(kept, answer, body), self._ending.get(answer.action)
+        write = answering if ending is None else LeaseRelease(answering, ending.fence)
+        self._interpreter.put(write, kept.submitted.tenant, (answer.action,))
+
+    def _keeps_back(self, kept: Unanswered, answer: AnswerAction, body: bytes) -> bool:
+        """Return whether an answer must not be written now, because its lease is not journaled."""
+        action = answer.action
+        if action == self._rejecting:
+            return True
+        if self.undecided.pop(action, None) is not None:  # refused by a memory that may be of a deposed leader
+            _resolve(self._journaling.pop(action), False)
+            return True
+        if action in self._journaling:
+            self._late[action] = kept, answer, body
+            return True
+        return False
+
+    # ---- results of writes -------------------------------------------------------------------------------------
+
+    def granted(self, granted: Sequence[GrantedLease]) -> None:
+        """Note the fences of leases that were granted."""
+        for lease in granted:
+            kept = self._leader.unanswered.get(lease.action)
+            if kept is not None and kept.held is not None:
+                kept.held.fence = lease.fence
+
+    def acquired(self, acquisitions: Sequence[LeaseAcquisition], replies: Sequence[Acquired]) -> None:
+        """Note that leases are journaled. One whose caller has gone is cancelled."""
+        for acquisition, reply in zip(acquisitions, replies, strict=True):
+            action = acquisition.submission.action
+            journaled = self._journaling.pop(action, None)
+            if (kept := self._leader.unanswered.get(action)) is not None:
+                kept.entry = reply.entry
+            if late := self._late.pop(action, None):
+                late[0].entry = reply.entry
+                self._interpreter.put(lease_answering(*late), acquisition.submission.tenant, (action,))
+            if journaled is not None and not _resolve(journaled, True):
+                self._leader.handle(ActionCancelled(action, GONE))
+
+    def rejected(self, acquisitions: Sequence[LeaseAcquisition], error: Overloaded) -> None:
+        """Remove leases that were not journaled from the dispatcher, as if they had never come."""
+        for acquisition in acquisitions:
+            self._rejecting = action = acquisition.submission.action
+            kept = self._leader.unanswered.get(action)
+            self._leader.handle(ActionCancelled(action, REJECTED))
+            if action in self._leader.unanswered and kept is not None and kept.held is not None:
+                unused = dict.fromkeys(kept.submitted.stages[0].quotas, 0.0)
+                self._leader.handle(AttemptsEnded((_end(action, kept.held.attempt, "cancelled", unused, 0.0),)))
+            self._rejecting = ""
+            self._late.pop(action, None)
+            journaled = self._journaling.pop(action, None)
+            if journaled is not None and not journaled.done():
+                journaled.set_exception(error)
+
+    def released(self, releases: Sequence[LeaseRelease], codes: Sequence[LeaseCode]) -> None:
+        """Note that leases have ended."""
+        for release, code in zip(releases, codes, strict=True):
+            call = self._ending.pop(release.answering.action, None)
+            if call is not None:
+                _resolve(call.ended, code)
+
+
+def _end(
+    lease: str, attempt: int, status: Literal["ok", "cancelled"], used: Mapping[str, float], held_s: Seconds
+) -> Ended:
+    result = AttemptResult(status, quotas_used=dict(used))
+    return Ended(lease, leases.NODE, attempt, 0, result, 0.0, max(0.0, held_s), _UNITS)
+
+
+def _resolve(future: asyncio.Future[Result], result: Result) -> bool:
+    if future.done():
+        return False
+    future.set_result(result)
+    return True

@@ -1,0 +1,313 @@
+"""Leases that the leader decides about for its own callers, on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from services.proxy.leader.interpreter import Interpreter
+from services.proxy.leader.leader import Leader
+from services.proxy.records.intake import submission_of
+from services.proxy.records.lease_waiters import LeaseWaiters, Outcome
+from shared.api.leases import LeaseNews
+from shared.bus import held_leases, keys, streams
+from shared.bus.connection import ValkeyClock, command
+from shared.bus.functions import journal_actions
+from shared.bus.held_leases import LeaseEnd
+from shared.bus.quotas import read_quotas
+from shared.bus.tail import Tail
+from shared.kinds.registry import all_kinds
+from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
+from shared.messages.leases import KIND, POOL, RESOURCE, GrantedLease
+from shared.messages.outcomes import OUTCOMES
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.quota_stimuli import QuotaSet
+from shared.policy.model.quotas import QuotaLimits, Rate
+from shared.runtime.errors import Overloaded
+from tests.shared.bus.journal import Journal, lead, resign
+
+MOST = 3
+LATE_S = 20.0
+LIMITS = QuotaLimits((2.0,), (Rate(100.0, 60.0),))
+
+
+def lease(action: str, *, wait_s: float = 30.0, ttl_s: float = 20.0, quota: str = "search") -> ActionSubmitted:
+    stage = StageWork(
+        name=KIND, kind=KIND, pool=POOL, cost={RESOURCE: (1, 1)}, timeout_s=ttl_s, repeatable=False,
+        params=b'{"ttl_s": %g}' % ttl_s, quotas={quota: 1.0},
+    )  # fmt: skip
+    return ActionSubmitted(action=action, tenant="ada", stages=(stage,), budget_s=wait_s)
+
+
+@dataclass
+class Term:
+    """A leader and its interpreter. `run` executes what was decided, and decides what has come."""
+
+    journal: Journal
+    clock: ValkeyClock
+    waiters: LeaseWaiters
+    leader: Leader
+    interpreter: Interpreter
+    callers: dict[str, asyncio.Future[Outcome | None]] = field(default_factory=dict)
+
+    @property
+    def redis(self) -> Redis:
+        return self.journal.redis
+
+    def ask(self, submitted: ActionSubmitted) -> asyncio.Future[bool]:
+        self.callers[submitted.action] = self.waiters.expect(submitted.action)
+        return self.leader.local_leases.acquire(submitted)
+
+    async def run(self) -> None:
+        """Decide and write, until nothing is left."""
+        self.leader.local_leases.decide()
+        while self.interpreter._waiting and not self.interpreter.deposed:
+            await self.interpreter._flush()
+            self.leader.local_leases.decide()
+        self.leader.dispatcher.check()
+
+    async def granted(self, submitted: ActionSubmitted) -> GrantedLease:
+        journaled = self.ask(submitted)
+        await self.run()
+        outcome = await self.callers[submitted.action]
+        assert (await journaled, isinstance(outcome, GrantedLease)) == (True, True)
+        assert isinstance(outcome, GrantedLease)
+        return outcome
+
+    async def released(self, lease: GrantedLease, **used: float) -> str | None:
+        ended = self.leader.local_leases.release(lease.action, lease.fence, used)
+        if ended is None:
+            return None
+        await self.run()
+        return await ended
+
+    async def record(self, action: str) -> dict[bytes, bytes]:
+        fields = await command(self.redis, "HGETALL", keys.action(action))
+        return dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+
+    async def is_empty(self) -> bool:
+        """Return whether nothing is unanswered or held, here or in the store."""
+        held = (await read_quotas(self.redis)).holds
+        counts = [await command(self.redis, "XLEN", "actions"), await command(self.redis, "ZCARD", keys.LEASES_DUE)]
+        return not held and counts == [0, 0] and not self.leader.unanswered
+
+
+@pytest.fixture
+async def term(journal: Journal) -> Term:
+    clock = await ValkeyClock.measure(journal.redis)
+    waiters = LeaseWaiters(journal.redis)
+    interpreter = Interpreter(
+        journal.redis, journal.epoch, lambda one, _: waiters.answered(one.action, one.answer), keep_batch_s=600.0,
+        leased=waiters.granted, max_journal=MOST,
+    )  # fmt: skip
+    dispatcher = Dispatcher(specs=all_kinds().resources)
+    leader = Leader(journal.epoch, dispatcher, interpreter, clock, lambda _: 60)
+    leader.handle(QuotaSet("search", LIMITS))
+    leader.serve_leases()
+    made = Term(journal, clock, waiters, leader, interpreter)
+    await made.run()
+    for entry in await Tail(journal.redis, {OUTCOMES: "0"}).read(block=False):  # the inventory
+        leader.take([entry])
+    return made
+
+
+async def stored(term: Term, action: str) -> dict[str, Any]:
+    """What the store has of a lease and the mesh has of its quota; times, ids and fences as whether there are any."""
+    record = {name.decode(): value.decode(errors="replace") for name, value in (await term.record(action)).items()}
+    for varying in ("entry", "granted_ms", "expires_ms", "fence"):
+        if varying in record:
+            record[varying] = "some"
+    if "answer" in record:
+        record["answer"] = record["answer"].replace(f'"{action}"', '"ID"')
+    holds = [(one.node, dict(one.amounts)) for one in (await read_quotas(term.redis)).holds]
+    return {
+        "record": record,
+        "holds": holds,
+        "levels": len((await read_quotas(term.redis)).levels),
+        "due": await command(term.redis, "ZCARD", keys.LEASES_DUE),
+        "journal": await command(term.redis, "XLEN", "actions"),
+        "expires": await command(term.redis, "TTL", keys.action(action)) > 0,
+    }
+
+
+async def test_both_ways_leave_the_same_in_the_store(term: Term, reader: Redis) -> None:
+    tail = Tail(reader, {ACTIONS: "0", OUTCOMES: await streams.last_id(reader, OUTCOMES)})
+    there = lease("far")
+    await journal_actions(term.redis, [submission_of(there)], max_journal=MOST)
+    term.leader.take(await tail.read())
+    await term.run()
+    far = [await stored(term, "far")]
+    fence = int((await term.record("far"))[b"fence"])
+    await held_leases.end_leases(term.redis, [LeaseEnd("far", fence, b'{"search":1}')])
+    term.leader.take(await tail.read())
+    await term.run()
+    far.append(await stored(term, "far"))
+    assert await term.is_empty()
+
+    here = await term.granted(lease("near"))
+    near = [await stored(term, "near")]
+    assert await term.released(here, search=1.0) == "held"
+    near.append(await stored(term, "near"))
+    assert near == far
+    assert await term.is_empty()
+
+
+async def test_the_leader_does_not_read_what_it_has_decided_and_its_successor_does(term: Term, reader: Redis) -> None:
+    await term.granted(lease("a"))
+    epoch = term.journal.epoch
+    assert await Tail(reader, {ACTIONS: "0"}, decided_by=epoch).read(block=False) == []
+    for tail in (Tail(reader, {ACTIONS: "0"}), Tail(reader, {ACTIONS: "0"}, decided_by=epoch + 1)):
+        (entry,) = await tail.read(block=False)
+        assert (entry.message, entry.index) == (lease("a"), -1)
+
+
+async def test_a_lease_that_waits_is_journaled_and_granted_by_a_release(term: Term) -> None:
+    first = [await term.granted(lease(name)) for name in ("a", "b")]
+    waiting = term.ask(lease("c"))
+    await term.run()
+    assert await waiting
+    assert not term.callers["c"].done()
+    assert set(await term.record("c")) == {b"digest", b"entry", b"batch"}
+    assert await term.released(first[0]) == "held"
+    third = await term.callers["c"]
+    assert isinstance(third, GrantedLease)
+    assert third.fence > first[1].fence
+    for one in (first[1], third):
+        assert await term.released(one) == "held"
+    assert await term.is_empty()
+
+
+async def test_a_refused_lease_takes_the_way_through_the_journal(term: Term) -> None:
+    """The memory of a leader that is deposed without knowing it could refuse what its successor can give."""
+    journaled = term.ask(lease("a", quota="unknown"))
+    await term.run()
+    assert await journaled is False
+    assert not term.callers["a"].done()
+    assert await term.record("a") == {}
+    assert await term.is_empty()
+
+
+async def test_an_answer_before_the_journal_has_the_lease_waits_for_it(term: Term) -> None:
+    held = [await term.granted(lease(name)) for name in ("a", "b")]
+    journaled = term.ask(lease("c", wait_s=0.05))
+    term.leader.local_leases.decide()
+    await asyncio.sleep(0.06)
+    term.leader.tick(term.clock.unix())
+    assert "c" not in term.leader.unanswered
+    await term.run()
+    news = await term.callers["c"]
+    assert isinstance(news, LeaseNews)
+    assert (await journaled, news.ended) == (True, "expired")
+    assert await term.redis.xlen("actions") == 2
+    for one in held:
+        await term.released(one)
+    assert await term.is_empty()
+
+
+async def test_a_full_journal_rejects_and_leaves_nothing(term: Term) -> None:
+    entries = [await term.journal.entry(f"work{number}") for number in range(MOST - 1)]
+    first = await term.granted(lease("a"))
+    for name in ("b", "c"):
+        journaled = term.ask(lease(name))
+        await term.run()
+        with pytest.raises(Overloaded, match="too many unanswered actions"):
+            await journaled
+        assert (await term.record(name), list(term.leader.unanswered)) == ({}, ["a"])
+    assert len((await read_quotas(term.redis)).holds) == 1
+    slots, rate = term.leader.dispatcher.limit_states({"search": 1.0}, term.clock.unix())
+    assert slots.free == 1.0
+    assert rate.free == pytest.approx(99.0, abs=0.5), "the ledger is as if they had never come"
+    await command(term.redis, "XDEL", "actions", *entries)
+    second = await term.granted(lease("d"))
+    for one in (first, second):
+        assert await term.released(one) == "held"
+    assert await term.is_empty()
+
+
+async def test_a_caller_that_goes_before_the_decision_submits_nothing(term: Term) -> None:
+    term.ask(lease("a")).cancel()
+    await term.run()
+    assert await term.record("a") == {}
+    assert await term.is_empty()
+
+
+async def test_a_caller_that_goes_during_the_write_holds_nothing(term: Term, reader: Redis) -> None:
+    tail = Tail(reader, {OUTCOMES: await streams.last_id(reader, OUTCOMES)})
+    journaled = term.ask(lease("a"))
+    term.leader.local_leases.decide()
+    journaled.cancel()
+    await term.run()
+    term.leader.take(await tail.read())
+    await term.run()
+    assert await term.is_empty()
+
+
+async def test_the_release_of_an_expired_lease_is_over_and_answers_it(term: Term) -> None:
+    one = await term.granted(lease("a", ttl_s=0.05))
+    await asyncio.sleep(0.06)
+    assert await term.released(one) == "over"
+    assert (await term.record("a"))[b"ended"] == b"expired"
+    assert await term.is_empty()
+
+
+async def test_the_release_of_a_lease_that_the_store_has_ended_is_over(term: Term, reader: Redis) -> None:
+    tail = Tail(reader, {OUTCOMES: await streams.last_id(reader, OUTCOMES)})
+    one = await term.granted(lease("a", ttl_s=0.05))
+    await asyncio.sleep(0.06)
+    assert (await held_leases.expire_leases(term.redis, term.journal.epoch, 10))[0] == 1
+    assert await term.released(one) == "over"
+    term.leader.take(await tail.read())
+    await term.run()
+    assert await term.is_empty()
+
+
+async def test_only_its_holder_releases_a_lease_here(term: Term) -> None:
+    one = await term.granted(lease("a"))
+    local = term.leader.local_leases
+    assert local.release("a", one.fence + 1, {}) is None
+    assert local.release("b", one.fence, {}) is None
+    assert local.release("a", one.fence, {"serch": 1.0}) is None
+    twice = [local.release("a", one.fence, {}) for _ in range(2)]
+    await term.run()
+    assert [await ended for ended in twice if ended is not None] == ["held", None]
+    assert await term.is_empty()
+
+
+async def test_a_repeated_flush_changes_nothing(term: Term) -> None:
+    journaled = term.ask(lease("a"))
+    term.leader.local_leases.decide()
+    (write,) = batch = term.interpreter._next()
+    for _ in range(2):
+        await term.interpreter._write(batch)
+    assert await journaled
+    assert await term.redis.xlen("actions") == 1
+    outcome = await term.callers["a"]
+    assert isinstance(outcome, GrantedLease)
+    ended = term.leader.local_leases.release("a", outcome.fence, {})
+    term.leader.local_leases.decide()
+    batch = term.interpreter._next()
+    for _ in range(2):
+        await term.interpreter._write(batch)
+    assert ended is not None
+    assert await ended == "held"
+    assert write is not batch[0]
+    assert await term.is_empty()
+
+
+async def test_a_deposed_leader_writes_nothing_and_lets_its_callers_go_on(term: Term) -> None:
+    one = await term.granted(lease("a"))
+    await resign(term.redis, "me")
+    await lead(term.redis, "you", 30.0)
+    journaled, ended = term.ask(lease("b")), term.leader.local_leases.release("a", one.fence, {})
+    await term.run()
+    assert term.interpreter.deposed
+    late = term.leader.local_leases.acquire(lease("c"))
+    term.leader.local_leases.close()
+    assert ended is not None
+    assert [await journaled, await late, await ended] == [False, False, None]
+    assert await term.record("b") == {}
+    assert (await held_leases.end_leases(term.redis, [LeaseEnd("a", one.fence)])) == ["held"]

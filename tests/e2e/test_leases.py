@@ -196,12 +196,17 @@ async def acquired(http: aiohttp.ClientSession, body: dict[str, Any]) -> dict[st
         return answer
 
 
-async def test_held_leases_survive_a_killed_leader(mesh: Mesh) -> None:
+@pytest.mark.parametrize("acquired_through", ["the leader", "another replica"])
+async def test_held_leases_survive_a_killed_leader(mesh: Mesh, acquired_through: str) -> None:
     leader, other = mesh.proxies
-    async with AsyncTreadle(other.url) as client, aiohttp.ClientSession(other.url) as http:
+    async with (
+        AsyncTreadle(other.url) as client,
+        aiohttp.ClientSession(other.url) as http,
+        aiohttp.ClientSession(leader.url if acquired_through == "the leader" else other.url) as first,
+    ):
         await client.quotas.set("search", concurrency=2, rates=[QuotaRate(limit=100, period_s=86_400)])
         body = {"quotas": {"search": 1}, "ttl_s": 60, "wait_s": 60}
-        leases = [await acquired(http, body) for _ in range(2)]
+        leases = [await acquired(first, body) for _ in range(2)]
         waiting = asyncio.ensure_future(acquired(http, body))
         released = asyncio.ensure_future(acquired(http, {**body, "request_id": "r"}))
         await asyncio.sleep(0.3)

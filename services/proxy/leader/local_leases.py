@@ -42,6 +42,8 @@ DECIDED_AT_ONCE: Final = 256
 GONE: Final = "its caller has gone"
 REJECTED: Final = "the journal has rejected it"
 _UNITS: Final = {leases.RESOURCE: 1}
+_FIRST_SERIAL: Final = 1 << 32
+"""Second part of the arrivals' ids: they come after entries of the journal in the same millisecond."""
 
 Result = TypeVar("Result")
 
@@ -84,7 +86,7 @@ class LocalLeases:
         """Lease that is being removed from the dispatcher."""
         self._ending: dict[str, _Release] = {}
         """Leases whose release is decided."""
-        self._serial = 0
+        self._serial = _FIRST_SERIAL
 
     # ---- calls -------------------------------------------------------------------------------------------------
 

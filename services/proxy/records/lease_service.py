@@ -84,6 +84,7 @@ class LeaseService:
         self._replica = replica
         self._limit_s = limit_s
         self._most_waiting = most_waiting
+        self._accepted = SUBMITTED.labels("accepted")
         self._ends: Batcher[LeaseEnd, LeaseCode] = Batcher(self._end_all)
         self._renewals: Batcher[tuple[str, int], tuple[LeaseCode, Seconds]] = Batcher(self._renew_all)
 
@@ -181,7 +182,7 @@ class LeaseService:
             return False
         decided = await self._within(leader.acquire(submitted))
         if decided:
-            SUBMITTED.labels("accepted").inc()
+            self._accepted.inc()
         return decided
 
     async def _within(self, future: asyncio.Future[Result]) -> Result:

@@ -127,10 +127,12 @@ async def grant_leases(redis: Redis, epoch: Epoch, grants: Sequence[LeaseGrant])
 
 
 async def acquire_leases(
-    redis: Redis, epoch: Epoch, acquisitions: Sequence[LeaseAcquisition], *, max_journal: int
+    redis: Redis, epoch: Epoch, acquisitions: Sequence[LeaseAcquisition], *, max_journal: int, again: bool = False
 ) -> list[Acquired] | None:
     """Journal leases and grant those that have a grant, in one write. Wakes no other replica. None: the journal has no
     room, and nothing was written.
+
+    `again`: an earlier call with these leases may have been executed. This one then succeeds, also if memory is full.
 
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
@@ -144,7 +146,8 @@ async def acquire_leases(
     actions = (keys.action(one.submission.action) for one in acquisitions)
     touched = (_EPOCH, keys.ACTIONS, keys.LEASE_FENCES, keys.LEASES_DUE, *actions)
     touched = (*touched, keys.QUOTA_HOLDS, keys.QUOTA_LEVELS)
-    replies = await call(redis, "acquire_leases_v1", touched, *args)
+    name = "acquire_leases_again_v1" if again else "acquire_leases_v1"
+    replies = await call(redis, name, touched, *args)
     if replies == 0:
         return None
     return [_acquired(one, *reply) for one, reply in zip(acquisitions, replies, strict=True)]

@@ -148,7 +148,7 @@ class JobRun:
         elif kind == wire.ENDED:
             self._ended = wire.EndedFrame.unpack(packet)
             if self._ended.excess_tasks and self._cause is None:
-                detail = f"ran {self._ended.excess_tasks} processes, allowed {self._limits.pids}"
+                detail = f"ran {self._ended.excess_tasks} processes, allowed {self._limits.pids} (init counted)"
                 self._cause, self._detail = "signal", detail
             self._meter.sample()
             self._spare.earlier_cpu_s += self._ended.cpu_s
@@ -287,7 +287,7 @@ class JobRun:
     def _cpu_s(self) -> float:
         """CPU seconds of the tree, as far as measured."""
         ended, usage = self._ended, self._meter.usage
-        return usage.cpu_s if self._meter.exact or not ended else max(ended.cpu_s, usage.cpu_s)
+        return usage.cpu_s if self._meter.exact or not ended else max(ended.cpu_s + ended.init_cpu_s, usage.cpu_s)
 
     def _exit(self, outputs: list[bytes]) -> Exit:
         ended, usage = self._ended, self._meter.usage
@@ -322,7 +322,7 @@ class JobRun:
         if ended is None or not self._started_at:
             self._detail = "the cell or its zygote ended"
             return "lost", None, None
-        if max(usage.cpu_s if self._meter.exact else 0.0, ended.cpu_s) > limits.cpu_s:
+        if max(usage.cpu_s if self._meter.exact else 0.0, ended.cpu_s + ended.init_cpu_s) > limits.cpu_s:
             return "cpu-limit", None, None
         if ended.at - self._started_at > limits.wall_s:
             return "wall-limit", None, None

@@ -47,7 +47,8 @@ ENFORCES: dict[Rung, tuple[str, ...]] = {
         "modes and times of its own files alone, set by init",
         "no capabilities, no new privileges",
         "system-call filter",
-        "memory, CPU time and processes of the tree by a watchdog (20 ms)",
+        "memory and CPU time of the tree by a watchdog (20 ms)",
+        "processes of the tree by RLIMIT_NPROC for root, by init (10 ms) for an ordinary user",
     ),
 }
 

@@ -114,6 +114,10 @@ class GrantedLeases:
         write = granting if submission is None else LeaseAcquisition(submission, granting)
         self._interpreter.put(write, submitted.tenant, (grant.action,))
 
+    def expires_at(self, at_s: Seconds) -> None:
+        """Note when a lease expires that the store has granted: it may have been written late."""
+        self._due_s = min(self._due_s, at_s)
+
     def answer(self, submitted: ActionSubmitted, answer: AnswerAction) -> bytes:
         """Return the answer of a lease: how it ended, and for one that was not granted, when it could be."""
         if answer.ended not in ("expired", "refused"):

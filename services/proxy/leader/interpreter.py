@@ -110,6 +110,8 @@ class Interpreter:
         self._waiting: TurnQueue[Write] = TurnQueue()
         self._more = asyncio.Event()
         self._traces_fail = False
+        self._repeats = False
+        """The flush under way was tried before."""
         self.deposed = False
         """Another leader has taken over: nothing more is written."""
 
@@ -161,8 +163,16 @@ class Interpreter:
         repeat.
         """
         batch = self._next()
+        self._repeats = False
+
+        async def write() -> None:
+            try:
+                await self._write(batch)
+            finally:
+                self._repeats = True
+
         try:
-            await with_retries(lambda: self._write(batch), what="dispatching", limit_s=None)
+            await with_retries(write, what="dispatching", limit_s=None)
         except Deposed:
             self.deposed = True
             _log.warning("deposed", epoch=self._epoch)
@@ -213,13 +223,15 @@ class Interpreter:
         grants = [write for write in batch if isinstance(write, Granting | LeaseGrant)]
         acquisitions = [write for write in batch if isinstance(write, LeaseAcquisition)]
         if grants and any(one.grant is None for one in acquisitions):  # one of the grants may be of such a lease
-            await self._acquire(acquisitions)
+            await self._acquire(acquisitions, batch)
             acquisitions = []
-        writes: list[Coroutine[Any, Any, None]] = [self._send(grants)] if grants else []
-        if acquisitions:
-            writes.append(self._acquire(acquisitions))
+        writes: list[Coroutine[Any, Any, None]] = []
         if releases := [write for write in batch if isinstance(write, LeaseRelease)]:
-            writes.append(self._release(releases))
+            writes.append(self._release(releases))  # before the grants that it allows
+        if grants:
+            writes.append(self._send(grants))
+        if acquisitions:
+            writes.append(self._acquire(acquisitions, batch))
         answers = [write for write in batch if isinstance(write, Answering)]
         if traced := [one for one in answers if one.traced_by]:
             writes.append(self._trace(traced))
@@ -248,20 +260,22 @@ class Interpreter:
         if self._leased is not None:
             self._leased(granted)
 
-    async def _acquire(self, acquisitions: list[LeaseAcquisition]) -> None:
+    async def _acquire(self, acquisitions: list[LeaseAcquisition], batch: list[Write]) -> None:
+        """Write leases and pass on the result. They leave the batch: its repeat must not change what callers know."""
         assert self.lease_calls is not None
+        replies, rejection = None, journal_full()
         try:
             replies = await held_leases.acquire_leases(
-                self._redis, self._epoch, acquisitions, max_journal=self._max_journal
+                self._redis, self._epoch, acquisitions, max_journal=self._max_journal, again=self._repeats
             )
         except Overloaded as error:
-            self.lease_calls.rejected(acquisitions, error)
-            return
+            rejection = error
+        batch[:] = [write for write in batch if not isinstance(write, LeaseAcquisition)]
         if replies is None:
-            self.lease_calls.rejected(acquisitions, journal_full())
-            return
-        self.lease_calls.acquired(acquisitions, replies)
-        self._note_granted([one.granted for one in replies if one.granted is not None])
+            self.lease_calls.rejected(acquisitions, rejection)
+        else:
+            self.lease_calls.acquired(acquisitions, replies)
+            self._note_granted([one.granted for one in replies if one.granted is not None])
 
     async def _release(self, releases: list[LeaseRelease]) -> None:
         assert self.lease_calls is not None

@@ -183,9 +183,10 @@ class Leadership:
                 gauge.clear()  # the next leader's values count
             interpreter.deposed = True
             self._leases.leader = None
-            leader.local_leases.close()
             for task in tasks:
                 await _cancelled(task)
+            for action in leader.local_leases.close():
+                self._leases.cancel(action)
             if isinstance(recorder, DispatchRecorder):
                 recorder.close()
             _log.info("leadership_ended", epoch=epoch)

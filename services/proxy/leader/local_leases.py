@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from services.proxy.leader.answerings import lease_answering
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.unanswered import Unanswered
+from services.proxy.leader.writes import HoldsChanged
 from services.proxy.records.intake import submission_of
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Submission
@@ -42,6 +43,8 @@ DECIDED_AT_ONCE: Final = 256
 GONE: Final = "its caller has gone"
 REJECTED: Final = "the journal has rejected it"
 _UNITS: Final = {leases.RESOURCE: 1}
+_MANY: Final = 4096
+"""Undecided calls among which those of callers that have gone are removed."""
 _FIRST_SERIAL: Final = 1 << 32
 """Second part of the arrivals' ids: they come after entries of the journal in the same millisecond."""
 
@@ -97,6 +100,8 @@ class LocalLeases:
         If the future is done before, nothing is submitted, or what was submitted is cancelled.
         """
         journaled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if len(self._acquires) >= _MANY:  # Valkey is away: many callers have given up
+            self._acquires = [call for call in self._acquires if not call.journaled.done()]
         self._acquires.append(_Acquire(submitted, journaled))
         self._interpreter.wake()
         return journaled
@@ -107,16 +112,20 @@ class LocalLeases:
         if kept is None or not used.keys() <= kept.submitted.stages[0].quotas.keys():
             return None
         ended: asyncio.Future[LeaseCode | None] = asyncio.get_running_loop().create_future()
+        if len(self._releases) >= _MANY:
+            self._releases = [call for call in self._releases if not call.ended.done()]
         self._releases.append(_Release(lease, fence, used, ended))
         self._interpreter.wake()
         return ended
 
-    def close(self) -> None:
-        """End this term: callers go on without it."""
+    def close(self) -> list[str]:
+        """End this term: callers go on without it. Returns leases whose callers have gone, and which may be written."""
+        gone = [action for action, journaled in self._journaling.items() if journaled.done()]
         for journaled in (*(call.journaled for call in self._acquires), *self._journaling.values()):
             _resolve(journaled, False)
         for call in (*self._releases, *self._ending.values()):
             _resolve(call.ended, None)
+        return gone
 
     # ---- decisions ---------------------------------------------------------------------------------------------
 
@@ -141,7 +150,8 @@ class LocalLeases:
                 _resolve(call.ended, None)
                 continue
             self._ending[call.lease] = call
-            ends.append(_end(call.lease, kept.held.attempt, "ok", call.used, now - kept.held.granted_s))
+            result = AttemptResult("ok", quotas_used=dict(call.used))
+            ends.append(_end(call.lease, kept.held.attempt, result, now - kept.held.granted_s))
         self._leader.handle(AttemptsEnded(tuple(ends)))
         for end in ends:
             if end.action in self._leader.unanswered:  # the dispatcher does not know this attempt
@@ -181,6 +191,8 @@ class LocalLeases:
         """Return whether an answer must not be written now, because its lease is not journaled."""
         action = answer.action
         if action == self._rejecting:
+            if answer.settled:  # a grant of it may leave after the rejection, and take what nobody has
+                self._interpreter.put(HoldsChanged(answer.settled), kept.submitted.tenant, (action,))
             return True
         if self.undecided.pop(action, None) is not None:  # refused by a memory that may be of a deposed leader
             _resolve(self._journaling.pop(action), False)
@@ -193,8 +205,9 @@ class LocalLeases:
     # ---- results of writes -------------------------------------------------------------------------------------
 
     def granted(self, granted: Sequence[GrantedLease]) -> None:
-        """Note the fences of leases that were granted."""
+        """Note the fences of leases that were granted, and when they expire."""
         for lease in granted:
+            self._leader.leases.expires_at(lease.expires_ms / 1000)
             kept = self._leader.unanswered.get(lease.action)
             if kept is not None and kept.held is not None:
                 kept.held.fence = lease.fence
@@ -213,14 +226,16 @@ class LocalLeases:
                 self._leader.handle(ActionCancelled(action, GONE))
 
     def rejected(self, acquisitions: Sequence[LeaseAcquisition], error: Overloaded) -> None:
-        """Remove leases that were not journaled from the dispatcher, as if they had never come."""
-        for acquisition in acquisitions:
+        """Remove leases that were not journaled from the dispatcher, as if they had never come. Those that wait go
+        first, because each end grants what waits.
+        """
+        for acquisition in sorted(acquisitions, key=lambda one: one.grant is not None):
             self._rejecting = action = acquisition.submission.action
             kept = self._leader.unanswered.get(action)
             self._leader.handle(ActionCancelled(action, REJECTED))
             if action in self._leader.unanswered and kept is not None and kept.held is not None:
-                unused = dict.fromkeys(kept.submitted.stages[0].quotas, 0.0)
-                self._leader.handle(AttemptsEnded((_end(action, kept.held.attempt, "cancelled", unused, 0.0),)))
+                never_begun = AttemptResult("cancelled", environment_exists=False)
+                self._leader.handle(AttemptsEnded((_end(action, kept.held.attempt, never_begun, 0.0),)))
             self._rejecting = ""
             self._late.pop(action, None)
             journaled = self._journaling.pop(action, None)
@@ -235,10 +250,7 @@ class LocalLeases:
                 _resolve(call.ended, code)
 
 
-def _end(
-    lease: str, attempt: int, status: Literal["ok", "cancelled"], used: Mapping[str, float], held_s: Seconds
-) -> Ended:
-    result = AttemptResult(status, quotas_used=dict(used))
+def _end(lease: str, attempt: int, result: AttemptResult, held_s: Seconds) -> Ended:
     return Ended(lease, leases.NODE, attempt, 0, result, 0.0, max(0.0, held_s), _UNITS)
 
 

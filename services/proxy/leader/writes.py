@@ -58,13 +58,17 @@ class HoldOrder:
 
     taken: set[str] = field(default_factory=set)
     refunds: bool = False
+    rated: set[bool] = field(default_factory=set)
+    """Whether takings from rates are acquisitions. These and grants leave in no order between them."""
 
     def accepts(self, write: Write) -> bool:
         """Return whether a write may join the flush."""
         taking = _taking(write)
         if taking is not None:
             self.taken.add(taking.hold.key)
-            return not self.refunds
+            if taking.rates:
+                self.rated.add(isinstance(write, LeaseAcquisition))
+            return not self.refunds and len(self.rated) < 2
         settled = _settled(write)
         if not settled:
             return True

@@ -80,6 +80,7 @@ class LeaseService:
         self._ids = ids
         self._clock = clock
         self._waiters = waiters
+        waiters.cancel = lambda action: cancel(action, GONE)
         self._cancel = cancel
         self._replica = replica
         self._limit_s = limit_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -57,6 +57,8 @@ class LeaseWaiters:
         self._waiting: dict[str, set[asyncio.Future[Outcome | None]]] = {}
         self.leader: LeaseDecider | None = None
         """Set while this replica leads."""
+        self.cancel: Callable[[str], None] = lambda _action: None
+        """Cancels the lease of a caller that has gone, in the background. Set by the service of leases."""
 
     def __len__(self) -> int:
         return len(self._waiting)

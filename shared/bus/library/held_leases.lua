@@ -39,6 +39,8 @@ end
 -- acquire_leases(epoch:<role>, actions, leases:fences, leases:due, action..., quotas:holds, quotas:levels;
 --                epoch, max_entries, {digest, payload, mark or '', ttl_ms}..., packed changes)
 --   -> {entry, fence, expires_ms} each, the last two 0 without a mark; or 0: the journal has no room, nothing is written
+--   acquire_leases_again is the same for a call whose reply may have been lost: it must find what was written, also
+--   when memory is full.
 --   Journal leases that the leader has decided about before, and grant those with a mark. A repeated call changes nothing.
 --   Field `decided` names the term whose leader knows the entry. It does not read it.
 local function acquire_leases(keys, args)
@@ -48,7 +50,7 @@ local function acquire_leases(keys, args)
     known[i] = redis.call('HMGET', keys[i], 'entry', 'fence', 'expires_ms')
     if not known[i][1] then new = new + 1 end
   end
-  if redis.call('XLEN', keys[2]) + new > tonumber(args[2]) then return 0 end
+  if new > 0 and redis.call('XLEN', keys[2]) + new > tonumber(args[2]) then return 0 end
   change_holds(keys[#keys - 1], keys[#keys], args[#args])
   local replies, now, at = {}, now_ms(), 3
   for i = 5, #keys - 2 do
@@ -200,6 +202,7 @@ end
 
 register_allowed_when_full('grant_leases_with_quotas_v1', with_quotas(grant_leases))
 register('acquire_leases_v1', acquire_leases)
+register_allowed_when_full('acquire_leases_again_v1', acquire_leases)
 register_allowed_when_full('end_leases_v1', end_leases)
 register_allowed_when_full('release_leases_with_quotas_v1', with_quotas(release_leases))
 register_allowed_when_full('renew_leases_v1', renew_leases)

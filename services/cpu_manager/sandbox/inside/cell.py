@@ -184,7 +184,9 @@ def _run_program(
         return None
     if stops:
         wire.send(control, wire.FAILED + b"stopped from outside")  # lost, unless the manager has another cause
-    wire.send(control, wire.EndedFrame(status, at, usage.cpu_s, usage.peak_bytes, excess_tasks).pack())
+    wire.send(
+        control, wire.EndedFrame(status, at, usage.cpu_s, usage.peak_bytes, excess_tasks, usage.init_cpu_s).pack()
+    )
     fetch_request = wire.unpack(packet)
     assert isinstance(fetch_request, wire.FetchRequest)
     return fetch_request
@@ -196,6 +198,7 @@ class _ProgramUsage:
 
     cpu_s: float = 0.0
     peak_bytes: int = 0
+    init_cpu_s: float = 0.0
 
     def add(self, used: resource.struct_rusage) -> None:
         self.cpu_s += used.ru_utime + used.ru_stime
@@ -228,7 +231,7 @@ def _wait_for(pid: int) -> tuple[int, _ProgramUsage]:
 
 
 def _supervise(pid: int, supervisor: SeccompSupervisor) -> tuple[int, _ProgramUsage]:
-    """Do the same, answer the program's supervised calls and count its tasks. The time counts as the program's."""
+    """Do the same, answer the program's supervised calls and count its tasks."""
     usage, statuses = _ProgramUsage(), list[int]()
     before = time.process_time()
 
@@ -244,7 +247,7 @@ def _supervise(pid: int, supervisor: SeccompSupervisor) -> tuple[int, _ProgramUs
 
     supervisor.start()
     supervisor.wait(reap, _kill_all)
-    usage.cpu_s += time.process_time() - before
+    usage.init_cpu_s = max(0.0, time.process_time() - before - supervisor.counting_s)
     return statuses[0], usage
 
 

@@ -1,9 +1,8 @@
 """Init's work while a program runs on the Landlock rung.
 
 Init makes the calls that the filter passes to it (seccomp_unotify(2)): changes of metadata (`metadata`). If the kernel
-does not count the program's tasks for it alone, init counts them (`tasks`) and ends a program that has too many.
-Init's time is charged to the program. Init does not run on the program's cores, because a fork bomb there would delay
-its own end.
+does not count the program's tasks for it alone, init counts them (`tasks`) and ends a program that has too many. The
+time of the calls is charged to the program, that of counting is not.
 
 A signal interrupts a passed call until init has received it, and then the kernel restarts the call only if the signal's
 handler has SA_RESTART. Programs expect an interruption of no fork and no change of metadata; handlers without
@@ -40,6 +39,8 @@ _LIMIT: Final = struct.Struct("=Q")
 _SIGNALS: Final = 4096
 _COUNT_S: Final = 0.01
 """Seconds between two counts of the tasks."""
+_REST: Final = 50
+"""After a count that took long (many tasks), init pauses for so many times as long: counting takes 2 % of a core."""
 
 
 class SeccompSupervisor:
@@ -50,6 +51,8 @@ class SeccompSupervisor:
         self._most_tasks = 0
         self.excess_tasks = 0
         """Number of tasks for which `wait` ended the program; 0 if it did not."""
+        self.counting_s = 0.0
+        """CPU time that `wait` has spent on counting."""
         column = 0 if os.uname().machine == "x86_64" else 1
         self._names = {numbers[column]: name for name, numbers in refused.SUPERVISED.items()}
         self._wakeup_reader, self._wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -80,6 +83,7 @@ class SeccompSupervisor:
         Calls `kill` if the program has more tasks than its limit.
         """
         self._most_tasks = self.excess_tasks = 0
+        self.counting_s = 0.0
         next_count = time.monotonic()
         poller = select.poll()
         for descriptor in (self._wakeup_reader, self._ours.fileno()):
@@ -99,9 +103,11 @@ class SeccompSupervisor:
                     else:  # no process is left behind the filter
                         poller.unregister(descriptor)
                 if self._most_tasks and time.monotonic() >= next_count:
-                    self._check_tasks(kill)
-                    next_count = time.monotonic() + _COUNT_S
+                    took_s = self._check_tasks(reap, kill)
+                    next_count = time.monotonic() + max(_COUNT_S, _REST * took_s)
         finally:
+            if self._listener < 0 and _is_readable(self._ours):  # of a program that ended before its packet was read
+                self._receive_listener()
             if self._listener >= 0:
                 os.close(self._listener)
                 self._listener = -1
@@ -110,11 +116,18 @@ class SeccompSupervisor:
         packet, (self._listener,) = wire.receive(self._ours, 1)
         (self._most_tasks,) = _LIMIT.unpack(packet)
 
-    def _check_tasks(self, kill: Callable[[], None]) -> None:
-        tasks = tasks_below(os.getpid(), self._most_tasks + 1)
-        if tasks > self._most_tasks:
-            self.excess_tasks = tasks
-            kill()
+    def _check_tasks(self, reap: Callable[[], bool], kill: Callable[[], None]) -> float:
+        """End the program if it has too many tasks. Returns the CPU time that this took."""
+        began, most = time.process_time(), self._most_tasks
+        # Dead orphans are tasks until they are reaped, so an excess is counted again after that.
+        if tasks_below(os.getpid(), most + 1) > most and not reap():
+            tasks = tasks_below(os.getpid(), most + 1)
+            if tasks > most:
+                self.excess_tasks = tasks
+                kill()
+        took_s = time.process_time() - began
+        self.counting_s += took_s
+        return took_s
 
     def _serve(self) -> None:
         """Answer one call. A caller that was killed in the meantime needs no answer."""
@@ -142,6 +155,12 @@ class SeccompSupervisor:
             self._retry_ioctl(_ID_VALID, ctypes.create_string_buffer(struct.pack("=Q", call)))
 
         self._metadata.make(thread, self._names[number], arguments, check_alive)
+
+
+def _is_readable(stream: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(stream, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def _no_op(*_: object) -> None:

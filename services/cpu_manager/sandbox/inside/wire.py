@@ -32,7 +32,7 @@ DONE: Final = b"Z"
 REUSABLE: Final = b"A"
 """The last packet of this program; the cell can run another one."""
 
-_ENDED = struct.Struct("=iddQQ")
+_ENDED = struct.Struct("=iddQQd")
 _SIZE = struct.Struct("=Q")
 _TIME = struct.Struct("=d")
 
@@ -165,6 +165,8 @@ class EndedFrame:
     """Peak of the largest single process."""
     excess_tasks: int = 0
     """Number of tasks for which init ended the program; 0 if it did not."""
+    init_cpu_s: float = 0.0
+    """CPU time of init for the program's calls. The program has used the sum of this and `cpu_s`."""
 
     def pack(self) -> bytes:
         return ENDED + _ENDED.pack(*astuple(self))

@@ -28,6 +28,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.runtime.errors import Overloaded
+from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal, lead, resign
 
 MOST = 3
@@ -52,6 +53,7 @@ class Term:
     waiters: LeaseWaiters
     leader: Leader
     interpreter: Interpreter
+    flaky: Flaky
     callers: dict[str, asyncio.Future[Outcome | None]] = field(default_factory=dict)
 
     @property
@@ -63,7 +65,7 @@ class Term:
         return self.leader.local_leases.acquire(submitted)
 
     async def run(self) -> None:
-        """Decide and write, until nothing is left."""
+        """Decide and write, until nothing is left. A lost connection is found again."""
         self.leader.local_leases.decide()
         while self.interpreter._waiting and not self.interpreter.deposed:
             await self.interpreter._flush()
@@ -100,15 +102,16 @@ class Term:
 async def term(journal: Journal) -> Term:
     clock = await ValkeyClock.measure(journal.redis)
     waiters = LeaseWaiters(journal.redis)
+    flaky = Flaky(journal.redis)
     interpreter = Interpreter(
-        journal.redis, journal.epoch, lambda one, _: waiters.answered(one.action, one.answer), keep_batch_s=600.0,
+        flaky, journal.epoch, lambda one, _: waiters.answered(one.action, one.answer), keep_batch_s=600.0,
         leased=waiters.granted, max_journal=MOST,
     )  # fmt: skip
     dispatcher = Dispatcher(specs=all_kinds().resources)
     leader = Leader(journal.epoch, dispatcher, interpreter, clock, lambda _: 60)
     leader.handle(QuotaSet("search", LIMITS))
     leader.serve_leases()
-    made = Term(journal, clock, waiters, leader, interpreter)
+    made = Term(journal, clock, waiters, leader, interpreter, flaky)
     await made.run()
     for entry in await Tail(journal.redis, {OUTCOMES: "0"}).read(block=False):  # the inventory
         leader.take([entry])
@@ -221,11 +224,84 @@ async def test_a_full_journal_rejects_and_leaves_nothing(term: Term) -> None:
     slots, rate = term.leader.dispatcher.limit_states({"search": 1.0}, term.clock.unix())
     assert slots.free == 1.0
     assert rate.free == pytest.approx(99.0, abs=0.5), "the ledger is as if they had never come"
+    assert term.leader.dispatcher.learned_amounts(0)[1] == {}, "nothing was used, and nothing is learned"
     await command(term.redis, "XDEL", "actions", *entries)
     second = await term.granted(lease("d"))
     for one in (first, second):
         assert await term.released(one) == "held"
     assert await term.is_empty()
+
+
+async def test_a_rejection_leaks_nothing_of_a_lease_that_it_lets_another_have(term: Term) -> None:
+    """The end of a rejected lease grants the next one that waits, which is rejected too."""
+    entries = [await term.journal.entry(f"work{number}") for number in range(MOST)]
+    journaled = [term.ask(lease(name)) for name in "abcd"]
+    await term.run()
+    for one in journaled:
+        with pytest.raises(Overloaded):
+            await one
+    assert [level.used for level in (await read_quotas(term.redis)).levels if level.used > 0.1] == []
+    await command(term.redis, "XDEL", "actions", *entries)
+    assert await term.is_empty()
+
+
+async def test_a_rejected_lease_is_not_written_by_the_repeat_of_its_flush(term: Term) -> None:
+    entries = [await term.journal.entry(f"work{number}") for number in range(MOST)]
+    journaled = term.ask(lease("a"))
+    term.leader.local_leases.decide()
+    term.interpreter.discard("1-1")
+    term.flaky.failures = [None, "before"]  # the acquisition is rejected, then the connection is lost
+    freed = asyncio.ensure_future(term.run())
+    with pytest.raises(Overloaded):
+        await journaled
+    await command(term.redis, "XDEL", "actions", *entries)
+    await freed
+    assert await term.record("a") == {}
+    assert await term.is_empty()
+
+
+@pytest.mark.parametrize("work", [0, MOST])
+async def test_a_lease_whose_reply_was_lost_is_found_by_the_repeat(term: Term, work: int) -> None:
+    journaled = term.ask(lease("a"))
+    term.leader.local_leases.decide()
+    term.flaky.failures = ["after"]
+    running = asyncio.ensure_future(term.run())
+    while term.flaky.failures or not await term.record("a"):  # noqa: ASYNC110  # polls the store
+        await asyncio.sleep(0)
+    requests = [await command(term.redis, "XADD", "actions", "*", "m", b"a cancellation") for _ in range(work)]
+    await running
+    assert await journaled, "although the journal is over its bound by now"
+    one = await term.callers["a"]
+    assert isinstance(one, GrantedLease)
+    assert await term.released(one) == "held"
+    if requests:
+        await command(term.redis, "XDEL", "actions", *requests)
+    assert await term.is_empty()
+
+
+async def test_a_release_is_written_before_the_grant_that_it_allows(term: Term) -> None:
+    held = [await term.granted(lease(name)) for name in ("a", "b")]
+    term.ask(lease("c"))
+    await term.run()
+    term.flaky.sent.clear()
+    assert await term.released(held[0]) == "held"
+    assert term.flaky.sent == ["release_leases_with_quotas", "grant_leases_with_quotas"]
+
+
+async def test_a_lease_that_was_written_late_expires(term: Term) -> None:
+    term.leader.leases._due_s = float("inf")
+    one = await term.granted(lease("a"))
+    term.leader.leases._due_s = float("inf")  # as after a sweep between decision and write
+    term.leader.local_leases.granted([one])
+    assert term.leader.leases._due_s == one.expires_ms / 1000
+
+
+async def test_the_end_of_a_term_names_the_leases_of_callers_that_have_gone(term: Term) -> None:
+    gone, present = term.ask(lease("a")), term.ask(lease("b"))
+    term.leader.local_leases.decide()
+    gone.cancel()
+    assert term.leader.local_leases.close() == ["a"]
+    assert await present is False
 
 
 async def test_a_caller_that_goes_before_the_decision_submits_nothing(term: Term) -> None:

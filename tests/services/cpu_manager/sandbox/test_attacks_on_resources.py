@@ -321,7 +321,9 @@ print(made, flush=True)
 time.sleep({1})
 """
     limits = Limits(pids=40, wall_s=30.0)
-    full = asyncio.create_task(sandbox.run(PythonJob(source=source.format(100, 60), limits=limits), CORE))
+    ended_above = sandbox.ladder.chosen is Rung.LANDLOCK and os.geteuid() != 0
+    wanted = 39 if ended_above else 100  # elsewhere fork fails at the limit
+    full = asyncio.create_task(sandbox.run(PythonJob(source=source.format(wanted, 60), limits=limits), CORE))
     async with asyncio.timeout(20):
         while len(processes_of(sandbox)[2]) < 39:  # noqa: ASYNC110  # processes appear, no event does
             await asyncio.sleep(0.02)

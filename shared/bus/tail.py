@@ -89,7 +89,7 @@ class Tail:
         for name, rows in reply or ():
             topic = self._topics[name]
             for entry_id, fields in rows:
-                if self._decided_by is not None and fields[-2:] == [DECIDED_FIELD, self._decided_by]:
+                if fields[-1] == self._decided_by and fields[-2] == DECIDED_FIELD:
                     continue
                 entry = self._decode(topic, entry_id.decode(), fields)
                 if entry is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.held_leases import LeaseAcquisition, LeaseGrant, LeaseRelease, LeaseRevocation
@@ -52,6 +52,10 @@ Write = (
 )
 
 
+_GRANTS: Final = (Granting, LeaseGrant)
+_ENDS: Final = (Answering, Advancing, HoldsChanged)
+
+
 @dataclass(slots=True)
 class HoldOrder:
     """Changes of holds in one flush, which does not write in the order of the writes."""
@@ -88,13 +92,13 @@ def levels(write: Write) -> Iterable[str]:
 def _taking(write: Write) -> Taking | None:
     if isinstance(write, LeaseAcquisition):
         return None if write.grant is None else write.grant.taking
-    return write.taking if isinstance(write, Granting | LeaseGrant) else None
+    return write.taking if isinstance(write, _GRANTS) else None
 
 
 def _settled(write: Write) -> tuple[QuotaHold | Settled, ...]:
     if isinstance(write, LeaseRelease):
         return write.answering.settled
-    return write.settled if isinstance(write, Answering | Advancing | HoldsChanged) else ()
+    return write.settled if isinstance(write, _ENDS) else ()
 
 
 def levels_of(changes: Iterable[QuotaHold | Settled]) -> Iterable[str]:

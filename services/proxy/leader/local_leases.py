@@ -1,11 +1,11 @@
 """Leases of the leader's own callers: decided before they are journaled, and ended without a message.
 
 A lease that came through another replica is journaled, read, granted, released, read and answered: four writes, and two
-reads of the leader. Here the dispatcher decides when the call arrives. One write journals and grants, and another one
-ends the lease and answers its action. What the store has afterwards is the same, so a new leader finds no difference.
+reads of the leader. Here the dispatcher decides when the call arrives. One write journals and grants a lease that need
+not wait, and another one ends it and answers its action. The records in the store are the same afterwards.
 
 Laws (tests/services/proxy/leader/test_local_leases.py, tests/e2e/test_leases.py):
-  - a caller has a lease only if one write has journaled and granted it;
+  - a caller has a lease only if the store has journaled and granted it;
   - a call that cannot be decided here (another leader, a refusal, an unknown fence) takes the way of other replicas;
   - what the store rejects leaves nothing in the dispatcher.
 """
@@ -94,11 +94,7 @@ class LocalLeases:
     # ---- calls -------------------------------------------------------------------------------------------------
 
     def acquire(self, submitted: ActionSubmitted) -> asyncio.Future[bool]:
-        """Submit a lease with a new id. True: it is journaled. False: submit it to the journal. Raises Overloaded if
-        the journal rejects it.
-
-        If the future is done before, nothing is submitted, or what was submitted is cancelled.
-        """
+        """See `LeaseDecider.acquire`."""
         journaled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if len(self._acquires) >= _MANY:  # Valkey is away: many callers have given up
             self._acquires = [call for call in self._acquires if not call.journaled.done()]
@@ -107,7 +103,7 @@ class LocalLeases:
         return journaled
 
     def release(self, lease: str, fence: int, used: Mapping[str, float]) -> asyncio.Future[LeaseCode | None] | None:
-        """End a lease. None, here or as the result: only the store can tell who holds it."""
+        """See `LeaseDecider.release`."""
         kept = self._holder(lease, fence)
         if kept is None or not used.keys() <= kept.submitted.stages[0].quotas.keys():
             return None
@@ -191,7 +187,7 @@ class LocalLeases:
         """Return whether an answer must not be written now, because its lease is not journaled."""
         action = answer.action
         if action == self._rejecting:
-            if answer.settled:  # a grant of it may leave after the rejection, and take what nobody has
+            if answer.settled:  # a later write may grant it and take its amounts: give them back after that
                 self._interpreter.put(HoldsChanged(answer.settled), kept.submitted.tenant, (action,))
             return True
         if self.undecided.pop(action, None) is not None:  # refused by a memory that may be of a deposed leader

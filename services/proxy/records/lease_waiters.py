@@ -40,7 +40,7 @@ class LeaseDecider(Protocol):
         ...
 
     def release(self, lease: str, fence: int, used: Mapping[str, float]) -> asyncio.Future[LeaseCode | None] | None:
-        """End a lease. None, here or as the result: only the store can tell who holds it."""
+        """End a lease. None, here or as the result: release it in the store, which knows its holder."""
         ...
 
 

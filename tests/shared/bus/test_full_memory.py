@@ -9,13 +9,14 @@ import pytest
 from shared.bus import archive, backlog, batches, functions, trajectories
 from shared.bus.connection import command, connect, with_retries
 from shared.bus.functions import Advancing, Granting
+from shared.bus.held_leases import LeaseAcquisition, acquire_leases
 from shared.bus.keys import Role
 from shared.bus.lease import Lease
 from shared.messages.batches import RolloutProgress
 from shared.messages.environments import EnvironmentSpec
 from shared.policy.dispatch.backlog import Backlog
 from shared.runtime.errors import Overloaded
-from tests.shared.bus.journal import Journal, lead, resign
+from tests.shared.bus.journal import Journal, lead, resign, submission
 
 
 @pytest.fixture
@@ -129,3 +130,13 @@ async def test_answers_are_archived(full: Journal) -> None:
 
 async def test_a_restarted_service_finds_the_functions_it_needs(full: Journal) -> None:
     await functions.load(full.redis)
+
+
+async def test_a_lease_is_rejected_and_one_that_may_have_been_written_is_found(full: Journal) -> None:
+    lease = [LeaseAcquisition(submission("lease"), None)]
+    with pytest.raises(Overloaded):
+        await acquire_leases(full.redis, full.epoch, lease, max_journal=100)
+    assert await command(full.redis, "EXISTS", "action:lease") == 0
+    first = await acquire_leases(full.redis, full.epoch, lease, max_journal=100, again=True)
+    assert first is not None
+    assert await acquire_leases(full.redis, full.epoch, lease, max_journal=0, again=True) == first

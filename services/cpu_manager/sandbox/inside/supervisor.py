@@ -40,7 +40,7 @@ _SIGNALS: Final = 4096
 _COUNT_S: Final = 0.01
 """Seconds between two counts of the tasks."""
 _REST: Final = 50
-"""After a count that took long (many tasks), init pauses for so many times as long: counting takes 2 % of a core."""
+"""Init rests fifty times as long as a count took, so counts take at most 2 % of a core."""
 
 
 class SeccompSupervisor:

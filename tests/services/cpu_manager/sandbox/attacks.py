@@ -29,14 +29,17 @@ class Attack:
     wall_s: float = 10.0
 
 
-def prelude(outside: OutsideResources) -> str:
-    """Return the head of every attack: the names that it uses."""
+def prelude(outside: OutsideResources, patience_s: float) -> str:
+    """Return the head of every attack: the names that it uses.
+
+    `patience_s`: time for which tasks beyond the limit must exist. It is 0 where the kernel holds the limit.
+    """
     return f"""
 import ctypes, errno, fcntl, glob, mmap, os, signal, socket, struct, subprocess, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 folder, file, abstract = {str(outside.folder)!r}, {str(outside.file)!r}, {chr(0) + outside.abstract!r}
 memory, semaphores, messages, victim = {outside.memory}, {outside.semaphores}, {outside.messages}, {outside.process.pid}
-tool = os.path.realpath(sys.executable)
+tool, patience = os.path.realpath(sys.executable), {patience_s}
 def t(what, function):
     try: function()
     except (OSError, ValueError, MemoryError): return
@@ -270,7 +273,7 @@ os.wait()
 """,
     ),
     Attack(
-        "run more processes than allowed, for 0.3 s",
+        "run more processes than allowed",
         """
 count = 0
 for _ in range(200):
@@ -278,12 +281,12 @@ for _ in range(200):
         if os.fork() == 0: time.sleep(3); os._exit(0)
         count += 1
     except OSError: break
-time.sleep(0.3)
+time.sleep(max(0.2, patience))
 if count > 64: print('REACHED', count)
 """,
     ),
     Attack(
-        "run more than twice as many, all forking at full speed, for 0.3 s",
+        "run more than twice as many, all forking at full speed",
         """
 first, count, until, (reader, writer) = os.getpid(), 0, time.monotonic() + 1.5, os.pipe()
 os.set_blocking(reader, False)
@@ -292,19 +295,19 @@ while time.monotonic() < until:
         if os.fork() == 0: os.write(writer, b'x')
         elif os.getpid() == first: count += len(os.read(reader, 65536))
     except OSError: pass
-    if count > 128: time.sleep(0.3); print('REACHED', count, flush=True); break
+    if count > 128: time.sleep(patience); print('REACHED', count, flush=True); break
 if os.getpid() != first: time.sleep(9)
 """,
     ),
     Attack(
-        "run more threads than processes are allowed, for 0.3 s",
+        "run more threads than processes are allowed",
         """
 import _thread
 count = _thread.stack_size(65536)
 try:
     for _ in range(200): _thread.start_new_thread(time.sleep, (3,)); count += 1
 except RuntimeError: pass
-time.sleep(0.3)
+time.sleep(patience)
 if count > 64: print('REACHED', count, flush=True); time.sleep(0.5)
 os._exit(0)
 """,

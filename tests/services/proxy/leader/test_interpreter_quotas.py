@@ -9,8 +9,9 @@ import pytest
 from redis.asyncio import Redis
 
 from services.proxy.leader.interpreter import Interpreter
-from services.proxy.leader.writes import HoldsChanged, Write
-from shared.bus.functions import Answering, Granting
+from services.proxy.leader.writes import HoldOrder, HoldsChanged, Write
+from shared.bus.functions import Answering, Granting, Submission
+from shared.bus.held_leases import LeaseAcquisition, LeaseGrant
 from shared.bus.holds import Taking
 from shared.policy.model.formulation import Grant
 from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Settled
@@ -134,3 +135,25 @@ def test_tenants_that_use_the_same_rate_write_in_the_order_of_the_decisions() ->
     for number, hold in enumerate(holds):
         writes.put(granting(quotas, hold), "ada" if number < 19 else "bob", (hold.action,))
     assert left(writes) == [hold.action for hold in holds]
+
+
+def test_grants_and_acquisitions_that_take_from_rates_share_no_flush() -> None:
+    """They leave in no order between them, and a level depends on the order of its changes."""
+
+    def acquiring(*rates: tuple[str, Rate]) -> LeaseAcquisition:
+        hold = QuotaHold("a", 0, 1, ":leases", "store", 1.0, {"pace": 1.0})
+        return LeaseAcquisition(Submission("a", b"", "", b""), LeaseGrant("a", "1:n", 1, "", Taking(hold, rates)))
+
+    def granting_from(*rates: tuple[str, Rate]) -> Granting:
+        return Granting("g", b"", "b", "1:n", taking=Taking(QuotaHold("b", 0, 1, "n", "1", 1.0, {"pace": 1.0}), rates))
+
+    pace = ("pace", Rate(50.0, 1.0))
+    both: list[tuple[Write, Write]] = [
+        (acquiring(pace), granting_from(pace)),
+        (granting_from(pace), acquiring(pace)),
+    ]
+    for first, second in both:
+        order = HoldOrder()
+        assert (order.accepts(first), order.accepts(first), order.accepts(second)) == (True, True, False)
+    order = HoldOrder()
+    assert (order.accepts(acquiring(pace)), order.accepts(granting_from())) == (True, True), "slots have no order"

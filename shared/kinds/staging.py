@@ -77,12 +77,14 @@ class StageForm(NamedTuple):
         exception_score: float | None = None,
         quotas: Mapping[str, float] = NO_QUOTAS,
         repeatable: bool | None = None,
+        service: str = "",
     ) -> StageWork:
         """Return the stage.
 
         Args:
             params: JSON that has been checked.
             repeatable: `KindSpec.repeats` of these parameters; None: that of the kind.
+            service: model service that it uses.
         """
         return StageWork(
             name=name,
@@ -99,6 +101,7 @@ class StageForm(NamedTuple):
             error_score=error_score,
             exception_score=exception_score,
             quotas=dict(quotas),
+            service=service,
         )
 
 
@@ -167,4 +170,5 @@ def single_stage(spec: KindSpec, request: SingleAction, node_class: str) -> Stag
         duration_s=request.duration_s,
         quotas=quotas,
         repeatable=spec.repeats(params),
+        service=parameter(params, spec.service_by) if spec.service_by else "",
     )

@@ -48,8 +48,10 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     exception_score: float | None = None
     """Score if this stage's scoring function raises; None: `refused`. Older entries end before it."""
     quotas: dict[str, float] = {}
-    """Quota -> amount that it takes, together with its units; 0: the leader estimates it (`LEARNED`). Last field: older
-    entries end before it."""
+    """Quota -> amount that it takes, together with its units; 0: the leader estimates it (`LEARNED`). Older entries end
+    before it."""
+    service: str = ""
+    """Model service that it uses; empty: none. Last field: older entries end before it."""
 
 
 class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.v1"):

@@ -37,6 +37,10 @@ class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
     """Score if a trainer's scoring function raises; None: `refused`."""
     quotas: dict[str, float] = {}
     """Amounts that it has taken from quotas, for people. The leader's ledger counts them."""
+    service: str = ""
+    """Model service that it uses; empty: none."""
+    numbers: list[int] = []
+    """Numbers of its units of the pool's resource, if they have numbers: its GPUs."""
 
 
 class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):

@@ -70,6 +70,10 @@ class GrantHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """It is parked, and waits on the node for its units."""
     paused_s: float = 0.0
     """Time without units since it began, the present one included. `running_s` does not contain it."""
+    service: str = ""
+    """Model service that it uses. Older nodes end before it."""
+    numbers: list[int] = []
+    """Numbers of its units of the pool's resource. Older nodes end before it."""
 
 
 class EnvironmentHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -124,6 +128,34 @@ class ImagesChanged(Message, frozen=True, kw_only=True, tag="images-changed.v1")
     removed: list[str] = []
 
 
+class ServiceHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One model service of a node. A chunk is [first unit, number of units]."""
+
+    service: str
+    degrees: list[int]
+    """Units that one engine of it may use."""
+    concurrency: int
+    awake_gb: float
+    """Memory of each unit that an engine needs."""
+    resident: list[tuple[int, int]] = []
+    """Chunks that hold it."""
+    unusable: list[tuple[int, int]] = []
+    """Chunks where its engine is quarantined."""
+
+
+class ServicesChanged(Message, frozen=True, kw_only=True, tag="services-changed.v1"):
+    """All model services of a node. Published before each inventory, and when anything of it has changed."""
+
+    node: str
+    incarnation: str
+    resource: str
+    services: list[ServiceHeld]
+    device_gb: list[float]
+    """Memory of each unit."""
+    bad: list[int] = []
+    """Units that must not be granted."""
+
+
 class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
     """These actions have been answered. The answers are in the store."""
 
@@ -132,7 +164,16 @@ class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
     """Their batches, without repeats."""
 
 
-Outcome = Started | Finished | Parked | InventoryTaken | EnvironmentEnded | EnvironmentCreated | ImagesChanged
+Outcome = (
+    Started
+    | Finished
+    | Parked
+    | InventoryTaken
+    | EnvironmentEnded
+    | EnvironmentCreated
+    | ImagesChanged
+    | ServicesChanged
+)
 
 OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
 """An outcome behind an answer or a step to the next stage is deleted by the same write. The others are bounded: what

@@ -26,7 +26,7 @@ from shared.messages.grants import (
     grants_topic,
 )
 from shared.messages.nodes import Bye, Heartbeat, Hello
-from shared.messages.outcomes import ImagesChanged, InventoryTaken, Outcome
+from shared.messages.outcomes import ImagesChanged, InventoryTaken, Outcome, ServicesChanged
 from shared.node.attempts import Attempts
 from shared.node.connection import NodeConnection
 from shared.node.executor import Environments, Executor, Parking
@@ -58,6 +58,7 @@ class NodeAgent:
         clock: Clock = SYSTEM_CLOCK,
         report: Callable[[Outcome], None] | None = None,
         cold_start_s: Callable[[], dict[str, Seconds]] = dict,
+        services: Callable[[], ServicesChanged] | None = None,
     ) -> None:
         """Assemble the agent.
 
@@ -69,6 +70,7 @@ class NodeAgent:
             clock: of this process.
             report: publishes outcomes; default: the connection's outbox.
             cold_start_s: returns resource -> seconds from owning a unit to a worker that executes on it, as measured.
+            services: returns the model services of the node, if it has any.
         """
         self.identity, self._redis, self._outbox = connection.identity, connection.redis, connection.outbox
         self._executor = executor
@@ -77,6 +79,8 @@ class NodeAgent:
         """Units of this node, by resource."""
         self._clock = clock
         self._cold_start_s = cold_start_s
+        self._services = services
+        self._services_due = False
         self.attempts = Attempts(self.identity, executor, report or self._outbox.put, clock, environments, parking)
         self._outbox.may_gather = self.attempts.busy
         self._epoch = 0
@@ -193,8 +197,24 @@ class NodeAgent:
                 if self._environments is not None:
                     self._environments.prepare(message.image)
             case InventoryRequested():
-                self.met_leader = True
-                self._outbox.put(self._inventory(message.epoch))
+                self._report_inventory(message.epoch)
+
+    def _report_inventory(self, epoch: Epoch) -> None:
+        self.met_leader = True
+        if self._services is not None:  # before the inventory, after which the leader grants
+            self._outbox.put(self._services())
+        self._outbox.put(self._inventory(epoch))
+
+    def report_services(self) -> None:
+        """Report the model services soon: once for all changes of one turn of the event loop."""
+        if self._services is not None and not self._services_due:
+            self._services_due = True
+            asyncio.get_running_loop().call_soon(self._put_services)
+
+    def _put_services(self) -> None:
+        self._services_due = False
+        if self._services is not None and self.met_leader:
+            self._outbox.put(self._services())
 
     def _inventory(self, epoch: Epoch) -> InventoryTaken:
         if self._environments is not None:

@@ -294,4 +294,6 @@ def _held_grant(grant: Granted, running_s: Seconds, *, queued: bool) -> GrantHel
         units=grant.units,
         running_s=running_s,
         queued=queued,
+        service=grant.service,
+        numbers=grant.numbers,
     )

@@ -26,6 +26,7 @@ from shared.messages.outcomes import (
     ImagesChanged,
     InventoryTaken,
     Parked,
+    ServicesChanged,
     Started,
 )
 from shared.messages.quotas import QuotaChanged
@@ -35,6 +36,7 @@ from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.model.formulation import AskInventory, CloseEnvironment, PullImage, Revoke, SetShare
 from shared.policy.model.reports import HeldGrant
+from shared.policy.resources.chunks import Chunk, ServedModel
 from shared.policy.resources.resource import lasting
 from shared.runtime.units import Epoch, Seconds
 
@@ -45,19 +47,6 @@ HINT_FRESH_S: Final[Seconds] = 60.0
 def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
     """Yield the stimuli of one message, in order. Other messages, and old hints, have none."""
     match entry.message:
-        case Started() as one:
-            yield stimuli.AttemptStarted(one.action, one.attempt)
-        case Parked() as one:
-            yield stimuli.AttemptParked(one.action, one.attempt)
-        case ImagesChanged() as one:
-            yield stimuli.ImagesReported(one.node, one.incarnation, tuple(one.added), tuple(one.removed))
-        case EnvironmentCreated() as one:
-            yield stimuli.CreationReported(one.node, one.incarnation, one.trajectory)
-        case EnvironmentEnded() as one:
-            yield stimuli.EnvironmentEndReported(one.node, one.incarnation, one.trajectory, one.ended, one.reason)
-        case InventoryTaken() as one:
-            yield stimuli.ImagesReported(one.node, one.incarnation, tuple(one.images))
-            yield to_inventory(one)
         case TargetSet() as one:
             yield stimuli.TargetReceived(one.pool, one.units)
         case BatchEnded() as one:
@@ -68,6 +57,28 @@ def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
             yield QuotaSet(one.name, one.limits, entry.at)
         case EnvironmentsExpected() as one if now - entry.at <= HINT_FRESH_S:
             yield from to_foreseen(one)
+        case message:
+            yield from _of_node(message)
+
+
+def _of_node(message: Any) -> Iterator[Stimulus]:
+    """Yield the stimuli of a node's message."""
+    match message:
+        case Started() as one:
+            yield stimuli.AttemptStarted(one.action, one.attempt)
+        case Parked() as one:
+            yield stimuli.AttemptParked(one.action, one.attempt)
+        case ImagesChanged() as one:
+            yield stimuli.ImagesReported(one.node, one.incarnation, tuple(one.added), tuple(one.removed))
+        case ServicesChanged() as one:
+            yield to_services(one)
+        case EnvironmentCreated() as one:
+            yield stimuli.CreationReported(one.node, one.incarnation, one.trajectory)
+        case EnvironmentEnded() as one:
+            yield stimuli.EnvironmentEndReported(one.node, one.incarnation, one.trajectory, one.ended, one.reason)
+        case InventoryTaken() as one:
+            yield stimuli.ImagesReported(one.node, one.incarnation, tuple(one.images))
+            yield to_inventory(one)
 
 
 def to_request_stimulus(asked: Request) -> Stimulus:
@@ -91,12 +102,37 @@ def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
     """Convert a node's inventory."""
     held = {
         one.action: HeldGrant(
-            one.stage, one.attempt, one.running_s, one.units, one.queued, one.parked, one.resuming, one.paused_s
+            one.stage,
+            one.attempt,
+            one.running_s,
+            one.units,
+            one.queued,
+            one.parked,
+            one.resuming,
+            one.paused_s,
+            one.service,
+            tuple(one.numbers),
         )
         for one in taken.held
     }
     environments = {one.trajectory: one.units for one in taken.environments}
     return stimuli.InventoryReported(taken.node, taken.incarnation, held, environments)
+
+
+def to_services(changed: ServicesChanged) -> stimuli.ServicesReported:
+    """Convert a node's report of its model services."""
+    services = {
+        one.service: ServedModel(
+            tuple(one.degrees),
+            one.concurrency,
+            one.awake_gb,
+            frozenset(Chunk(*chunk) for chunk in one.resident),
+            frozenset(Chunk(*chunk) for chunk in one.unusable),
+        )
+        for one in changed.services
+    }
+    device_gb, bad = tuple(changed.device_gb), tuple(changed.bad)
+    return stimuli.ServicesReported(changed.node, changed.incarnation, changed.resource, services, device_gb, bad)
 
 
 def to_foreseen(expected: EnvironmentsExpected) -> Iterator[stimuli.ImagesExpected]:

@@ -62,6 +62,7 @@ def to_work(stage: StageWork) -> Work:
         stage.elasticity,
         stage.duration_s,
         quotas,
+        stage.service,
     )
 
 
@@ -77,6 +78,7 @@ def _work(
     elasticity: Elasticity | None,
     duration_s: float | None,
     quotas: tuple[tuple[str, float], ...],
+    service: str,
 ) -> Work:
     units = {}
     for resource, (fewest, most) in cost:
@@ -101,6 +103,7 @@ def _work(
         elasticity=elasticity,
         duration_s=duration_s,
         quotas=dict(quotas) if quotas else NO_QUOTAS,
+        service=service,
     )
 
 
@@ -219,6 +222,8 @@ def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Grante
         error_score=stage.error_score,
         exception_score=stage.exception_score,
         quotas=dict(grant.hold.amounts) if grant.hold is not None else {},
+        service=stage.service,
+        numbers=list(grant.numbers),
     )
 
 

@@ -13,6 +13,7 @@ from shared.policy.model.results import Usage
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane
+from shared.policy.resources.resource import NO_USE, Use
 
 
 class InvalidTransition(AssertionError):
@@ -132,6 +133,10 @@ class ActionState:
         """
         return self.work.amounts[-1] if self.scales and not self.request.batch else self.pool_units
 
+    def use(self, now: float = 0.0, numbers: tuple[int, ...] = ()) -> Use:
+        """Return the purpose of its units. `numbers`: of its units, as its node reports them."""
+        return Use(self.work.service, now, numbers) if self.work.service or numbers else NO_USE
+
     @property
     def is_like_others(self) -> bool:
         """Return whether all waiting actions of the same work and lane need the same of nodes and quotas."""
@@ -168,7 +173,7 @@ class ActionState:
         need = self.request.need
         if self.begins and need is not None and need.kind not in node.kinds:
             return False
-        return node.could_ever(self.work.kind, self.needs)
+        return node.could_ever(self.work.kind, self.needs, self.use())
 
     @property
     def is_last(self) -> bool:

@@ -23,6 +23,7 @@ from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.ledger import Node, Orphan
 from shared.policy.resources.quota_estimates import QuotaEstimates
 from shared.policy.resources.quotas import Quotas
+from shared.policy.resources.resource import Use
 
 
 @dataclass(slots=True)
@@ -47,6 +48,8 @@ class ClusterState:
     next_wake_s: float = math.inf
     """Next time at which a blocked head's quotas are refilled: then a scheduling round may grant it."""
     newest_serial: int = 0  # of a grant
+    swap_wait_s: float = 5.0
+    """Seconds for which work waits before it evicts a model service that waiting work uses."""
 
     def __post_init__(self) -> None:
         self.prefetch = Prefetch(self.nodes.rankings)
@@ -57,16 +60,23 @@ class ClusterState:
     # ---- grants ------------------------------------------------------------------------------------------------
 
     def assign(
-        self, action: ActionState, node: Node, now: float, *, prefetched: bool = False, adopted: bool = False
+        self,
+        action: ActionState,
+        node: Node,
+        now: float,
+        *,
+        prefetched: bool = False,
+        adopted: bool = False,
+        numbers: tuple[int, ...] = (),
     ) -> None:
         """Assign an action to a node and take its units and quotas. A prefetched one enters the node's queue, and takes
-        no units before it starts. `adopted`: the node reports it.
+        no units before it starts. `adopted`: the node reports it, with the numbers of its units if they have any.
         """
         self._add_grant(action, node, now)
         if prefetched:
             self.prefetch.add(action)
         else:
-            self._allocate(action, node, now, adopted=adopted)
+            self._allocate(action, node, now, adopted=adopted, numbers=numbers)
 
     def _add_grant(self, action: ActionState, node: Node, now: float) -> None:
         self.newest_serial += 1
@@ -95,8 +105,10 @@ class ClusterState:
             while (action := self.prefetch.first(node)) is not None and node.has_free(action.units):
                 self.start_prefetched(action, node, now)
 
-    def _allocate(self, action: ActionState, node: Node, now: float, *, adopted: bool = False) -> None:
-        node.take(action.units, action.request.id)
+    def _allocate(
+        self, action: ActionState, node: Node, now: float, *, adopted: bool = False, numbers: tuple[int, ...] = ()
+    ) -> None:
+        node.take(action.units, action.request.id, action.use(now, numbers))
         action.allocated, action.expected_end_s = True, now + action.expected_s
         self.prefetch.count_short(action)
         if action.work.quotas:
@@ -140,7 +152,7 @@ class ClusterState:
         """Take the units of a parked attempt again. It has left its queue."""
         action.pause("running", now)
         action.parked = False
-        node.take(action.units, action.request.id)
+        node.take(action.units, action.request.id, action.use(now))
         action.allocated, action.expected_end_s = True, now + action.between_parks_s
         self.prefetch.count_short(action)
 
@@ -208,7 +220,7 @@ class ClusterState:
             node.give_back(known.units, action_id)
             if (known.stage, known.attempt) != (held.stage, held.attempt):
                 self.quotas.settle(hold_key(action_id, known.stage, known.attempt))
-        node.take(units, action_id)
+        node.take(units, action_id, Use(held.service, now, held.numbers))
         if action is not None:
             self.holds.orphan_reported(action, node, held, now)
         since_s = now if known is None else known.since_s
@@ -237,7 +249,7 @@ class ClusterState:
                 action.move("granted")
             action.expected_s = self.durations.expect(action, action.granted_units)
             action.attempt, action.parked_s = held.attempt, held.paused_s
-            self.assign(action, node, since_s, prefetched=held.queued, adopted=True)
+            self.assign(action, node, since_s, prefetched=held.queued, adopted=True, numbers=held.numbers)
             action.expected_end_s += held.paused_s
 
     def _adopt_parked(self, action: ActionState, node: Node, held: HeldGrant, since_s: float, now: float) -> None:
@@ -320,5 +332,6 @@ class ClusterState:
         taken = [*(action.units for action in held), *(orphan.units for orphan in node.orphans.values())]
         for resource in node.resources:
             used = sum(units.get(resource, 0) for units in taken) + self.environments.held(node.name, resource)
+            used -= node.resources[resource].shared
             assert used == node.taken(resource), f"{node.name}: ledger of {resource}"
             assert used <= node.capacity.get(resource, 0), f"{node.name}: more {resource} granted than exist"

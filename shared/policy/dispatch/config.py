@@ -24,5 +24,7 @@ class DispatchConfig:
     most_ended: int = 512
     """Actions that one turn ends for cancellations, and as many for their deadlines: some 10 ms each, with the
     answers. More wait for later turns."""
+    swap_wait_s: float = 5.0
+    """Seconds for which work waits before it evicts a model service that other waiting work uses."""
     elastic: ElasticRules = field(default_factory=ElasticRules)
     """Rules for units beyond the fewest."""

@@ -58,7 +58,7 @@ class Dispatcher:
     _handlers: Mapping[type[Stimulus], Handler] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.cluster = ClusterState(elastic=self.config.elastic)
+        self.cluster = ClusterState(elastic=self.config.elastic, swap_wait_s=self.config.swap_wait_s)
         self.registry = ActionRegistry(self.cluster)
         self.handlers = StimulusHandlers(self.config, self.specs, self.cluster, self.registry)
         self._handlers = self.handlers.table()

@@ -25,6 +25,7 @@ from shared.policy.elastic.scheduling import LOOKED_AT, Scalable, allot
 from shared.policy.model.formulation import Command, Grant
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import BEGINS, bound_lane
+from shared.policy.resources.resource import Resource
 
 MOST_BEYOND: Final = 1024
 """Most waiting actions of a node that count beyond those that are looked at one by one."""
@@ -68,7 +69,8 @@ def grant_elastic_units(
 def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted: Sequence[NewGrant]) -> list[NewGrant]:
     """Arrange one node's units. Returns the evicted grants and sets the units of the others."""
     elastic, node, resource = cluster.elastic, granted[0].node, granted[0].action.resource
-    known = [(one, None if one.resumed else cluster.durations.scalable(one.action)) for one in granted]
+    units_of = node.resources[resource]
+    known = [(one, None if _is_fixed(one, units_of) else cluster.durations.scalable(one.action)) for one in granted]
     candidates = [(one, scaled) for one, scaled in known if scaled is not None]
     if not candidates or elastic.rule is None:
         return []
@@ -90,13 +92,27 @@ def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted
     kept, evicted = [one for one, _ in candidates[: len(units)]], [one for one, _ in candidates[len(units) :]]
     after = {one.action.request.id: amount for one, amount in zip(kept, units, strict=True)}
     if after != before:
-        node.rearrange(resource, before, dict(reversed(after.items())))  # the last first, as in the DP
+        uses = {one.action.request.id: one.action.use(now) for one in kept}
+        node.rearrange(resource, before, dict(reversed(after.items())), uses)  # the last first, as in the DP
         for one in evicted:
             one.action.units = {**one.action.units, resource: 0}
         for one, amount in zip(kept, units, strict=True):
             if amount != one.action.units[resource]:
                 _grow(cluster, now, commands, one, amount)
+        for one in kept:
+            _renumber(commands, one, units_of.numbers(one.action.request.id))
     return evicted
+
+
+def _is_fixed(one: NewGrant, resource: Resource) -> bool:
+    """Return whether the units of a grant must stay: it continues, or it shares a chunk with others."""
+    return one.resumed or one.action.request.id in resource.sharing
+
+
+def _renumber(commands: list[Command], one: NewGrant, numbers: tuple[int, ...]) -> None:
+    grant = commands[one.at]
+    if isinstance(grant, Grant) and grant.numbers != numbers:
+        commands[one.at] = grant._replace(numbers=numbers)
 
 
 def _grow(cluster: ClusterState, now: float, commands: list[Command], one: NewGrant, amount: int) -> None:

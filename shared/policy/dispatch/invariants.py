@@ -43,7 +43,7 @@ def check_commands(
     present, answered = cluster.nodes.present, set[str]()
     for command in commands:
         if type(command) is Grant:
-            name, on, attempt, _, units, _, begins, hold, _ = command
+            name, on, attempt, _, units, _, begins, hold, _, numbers = command
             action, node = unanswered.get(name), present.get(on)
             if (
                 action is None
@@ -56,6 +56,8 @@ def check_commands(
             ):
                 raise InvariantError(_wrong_grant(command, action, node), name)
             _check_units(node, units)
+            if numbers and node.numbers(action.resource, name) != numbers:
+                raise InvariantError(f"{name} is granted {action.resource} {numbers}, which others have", name)
             if begins and action.request.need is not None:
                 _check_units(node, action.request.need.units)
             if hold is not None or action.work.quotas:

@@ -26,6 +26,7 @@ from shared.policy.model.formulation import EnvironmentNeed
 from shared.policy.resources.ledger import Node, place
 from shared.policy.resources.pools import Lane, Pool
 from shared.policy.resources.rankings import Key, Ranking
+from shared.policy.resources.resource import Use
 
 Kinds = frozenset[str]
 
@@ -51,6 +52,8 @@ def places(
         while (best := place_environment(nodes, action, pool.resource, now)) is not None:
             yield best
             nodes = [node for node in nodes if node is not best]
+    elif cluster.nodes.are_structured(pool):
+        yield from _structured_places(cluster.nodes.of(pool, lane), action, pool.resource, now, but)
     elif nodes is not None or not cluster.nodes.are_plain(pool):
         nodes, work = cluster.nodes.of(pool, lane), action.work
         nodes = [node for node in nodes if node.name not in but] if but else nodes
@@ -59,6 +62,23 @@ def places(
             nodes = [node for node in nodes if node is not best]
     else:
         yield from _ranked_places(cluster, pool, action, but)
+
+
+def _structured_places(
+    nodes: list[Node], action: ActionState, resource: str, now: float, but: AbstractSet[str]
+) -> Iterator[Node]:
+    """Yield nodes in the order of `Resource.rank`. O(nodes) for the first."""
+    name, kind, use = action.request.id, action.work.kind, action.use(now)
+    left = [node for node in nodes if node.name not in but and node.accepts(name, kind)]
+    while left:
+        ranked = [
+            (rank, node.name, node) for node in left if (rank := node.rank(resource, action.units, use)) is not None
+        ]
+        if not ranked:
+            return
+        best = min(ranked)[2]
+        yield best
+        left = [node for _, _, node in ranked if node is not best]
 
 
 def _scanned(cluster: ClusterState, pool: Pool, lane: Lane) -> list[Node] | None:
@@ -163,8 +183,8 @@ def reserve_node(
         return reservation(cluster, nodes, head, now)
     need = head.request.need if head.begins else None
     held = None if need is None else (need.kind, tuple(need.units.items()))
-    purpose = ("reservation", pool.node_class, head.work.kind, tuple(head.needs.items()), held)
-    sort = (pool.node_class, head.work.kind, head.needs, need)
+    purpose = ("reservation", pool.node_class, head.work.kind, tuple(head.needs.items()), held, head.work.service)
+    sort = (pool.node_class, head.work.kind, head.needs, need, head.use())
     ranking = cluster.nodes.rankings.get(purpose, lambda: _ReservationKey(cluster, now, *sort))
     key_of = ranking.key_of
     assert isinstance(key_of, _ReservationKey), f"{key_of} is of another purpose"
@@ -182,7 +202,8 @@ def is_possible(cluster: ClusterState, pool: Pool, lane: Lane, action: ActionSta
     if (nodes := _scanned(cluster, pool, lane)) is not None:
         return any(action.could_run_on(node) for node in nodes)
     need = action.request.need
-    sort = (pool.node_class, action.work.kind, tuple(action.needs.items()), need.kind if action.begins and need else "")
+    begun = need.kind if action.begins and need else ""
+    sort = (pool.node_class, action.work.kind, tuple(action.needs.items()), begun, action.work.service)
     known = cluster.nodes.possible.get(sort)
     if known is None:
         known = any(action.could_run_on(node) for node in cluster.nodes.of(pool))
@@ -255,11 +276,14 @@ class _ReservationKey:
     needs: Mapping[str, int]
     begun: EnvironmentNeed | None
     """Environment that the head would begin."""
+    use: Use
 
     def __call__(self, node: Node) -> Key | None:
         if not node.ready or node.node_class != self.node_class:
             return None
-        if (self.begun is not None and self.begun.kind not in node.kinds) or not node.could_ever(self.kind, self.needs):
+        if (self.begun is not None and self.begun.kind not in node.kinds) or not node.could_ever(
+            self.kind, self.needs, self.use
+        ):
             return None
         until_s = units_free_at(self.cluster, node, self.needs, -math.inf)
         if until_s <= self.now:

@@ -6,7 +6,7 @@ and its units stay taken until the node reports its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.policy.dispatch.action_registry import ActionRegistry
@@ -17,6 +17,7 @@ from shared.policy.dispatch.parking import ParkingHandler
 from shared.policy.dispatch.placement import place_pull
 from shared.policy.model.formulation import AskInventory, Command, PullImage, Revoke
 from shared.policy.model.reports import HeldGrants, is_listed
+from shared.policy.resources.chunks import Chunks, Served
 from shared.policy.resources.ledger import Node
 
 
@@ -110,6 +111,30 @@ class NodeHandler:
             return False
         node.images.changed(here, gone)
         return bool(here) and self.cluster.queues.requeue_due(now, here) > 0
+
+    def services_reported(
+        self,
+        name: str,
+        incarnation: str,
+        resource: str,
+        services: Served,
+        device_gb: Sequence[float],
+        bad: Sequence[int],
+    ) -> bool:
+        """Apply a report of model services. Work that no node could run is queued again if the report may change that.
+
+        False: this incarnation is unknown, or has no such chunks.
+        """
+        node = self.cluster.nodes.incarnation(name, incarnation)
+        chunks = None if node is None else node.resources.get(resource)
+        if node is None or not isinstance(chunks, Chunks):
+            return False
+        before = chunks.offer
+        chunks.report(services, device_gb, bad)
+        self.cluster.nodes.served(node)
+        if chunks.offer != before:
+            self.cluster.queues.nodes_changed()
+        return True
 
     def pull(
         self, now: float, images: Iterable[str], node_class: str, kind: str, units: Mapping[str, int]

@@ -66,6 +66,11 @@ class Nodes:
             self._plain[pool.resource, pool.node_class] = known
         return known
 
+    def are_structured(self, pool: Pool) -> bool:
+        """Return whether the pool's resource has a structure on its nodes."""
+        nodes = self.of(pool)
+        return bool(nodes) and nodes[0].specs.get(pool.resource, PLAIN).is_structured
+
     def remember_possible(self, sort: Hashable, possible: bool) -> None:
         """Remember whether some node could run a sort of work."""
         if len(self.possible) >= MOST_SORTS:
@@ -96,6 +101,10 @@ class Nodes:
         _uncount(counts, node.kinds)
         node.kinds |= kinds
         counts[node.kinds] += 1
+        self._changed(node)
+
+    def served(self, node: Node) -> None:
+        """Follow a report of a node's model services: which work it could run may have changed."""
         self._changed(node)
 
     def remove(self, name: str) -> None:

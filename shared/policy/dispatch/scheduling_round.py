@@ -34,6 +34,7 @@ from shared.policy.dispatch.quota_turns import QuotaTurns
 from shared.policy.dispatch.quota_waits import Need
 from shared.policy.dispatch.shares import update_shares
 from shared.policy.dispatch.sleeping import SleepingHeads, follows, sleeper
+from shared.policy.dispatch.swaps import Swaps
 from shared.policy.model.formulation import Command, Grant, Resume
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
@@ -62,12 +63,14 @@ class SchedulingRound:
     """Reservations of sleeping lanes' heads."""
     waits: ElasticWaits = field(init=False)
     turns: QuotaTurns = field(init=False)
+    swaps: Swaps = field(init=False)
     trying: str = ""
     """Action for which a node was looked for last."""
 
     def __post_init__(self) -> None:
         self.waits = ElasticWaits(self.cluster, self.now, self.new_grants)
         self.turns = QuotaTurns(self.cluster, self.now)
+        self.swaps = Swaps(self.cluster, self.now)
         self.sleeping = SleepingHeads(self.cluster, self.now, self.waits.nodes)
 
     def forbids(self, node: Node, action: ActionState) -> bool:
@@ -142,7 +145,8 @@ class SchedulingRound:
             self._grant(lane, action, node, is_head=True, prefetched=True)
         else:
             lane.feasible = head
-            if head not in self.turns.held_back and not follows(self.waits.nodes, nodes, action):
+            waits = head in self.turns.held_back or head in self.swaps.waiting
+            if not waits and not follows(self.waits.nodes, nodes, action):
                 self.blocked.append(Blocked(action, pool, lane))
             self._backfill(pool, lane)
             if (one := sleeper(cluster, pool, lane, self.now)) is not None:
@@ -183,6 +187,8 @@ class SchedulingRound:
             action.units = action.work.units  # decided anew each time
             waits = self.waits.nodes
         for node in places(self.cluster, pool, lane, action, self.now, waits):
+            if action.work.service and self.swaps.too_early(node, action):
+                continue
             if not (self.forbids(node, action) or (action.scales and self.waits.too_early(node, action))):
                 return node
         if action.work.quotas:
@@ -209,6 +215,9 @@ class SchedulingRound:
     def _backfill(self, pool: Pool, lane: Lane) -> None:
         """Grant work behind a head that does not fit, as its reservation allows."""
         cluster = self.cluster
+        if cluster.nodes.are_structured(pool):
+            self._backfill_structured(pool, lane)
+            return
         most = most_free(cluster, pool, lane)
         if not most:
             return
@@ -228,6 +237,22 @@ class SchedulingRound:
             elif not is_possible(cluster, pool, lane, action):
                 cluster.queues.set_stuck(lane, action)
             elif action.work.quotas and action.is_like_others and self.turns.lacks_for_all(action):
+                lacking.add(id(action.work))
+
+    def _backfill_structured(self, pool: Pool, lane: Lane) -> None:
+        """Backfill for units with a structure: work may join others, so free units do not limit it. The search
+        ends for all work of one sort when no node has a place for it.
+        """
+        lacking: set[int] = set()
+        for action in [self.cluster.queues.queued[name] for name in behind_head(lane)]:
+            if id(action.work) in lacking:
+                continue
+            node = self._place(pool, lane, action)
+            if node is not None:
+                self._grant(lane, action, node, is_head=False)
+            elif not is_possible(self.cluster, pool, lane, action):
+                self.cluster.queues.set_stuck(lane, action)
+            elif action.is_like_others and action.request.id not in self.swaps.waiting:
                 lacking.add(id(action.work))
 
     def next_wake_s(self) -> float:
@@ -270,6 +295,8 @@ class SchedulingRound:
             self.new_grants.append(NewGrant(len(self.commands), action, node, charged_s, is_head))
             self.scales = self.scales or action.scales
         grant = Grant(request.id, node.name, action.attempt, action.stage, action.units, budget, begins)
+        if numbers := node.numbers(action.resource, request.id):
+            grant = grant._replace(numbers=numbers)
         if action.work.quotas:
             hold = cluster.quotas.holds[action.hold_key]
             grant = grant._replace(hold=hold, rates=cluster.quotas.rates_of(hold.amounts))

@@ -15,6 +15,7 @@ from typing import Literal
 from shared.policy.dispatch.quota_stimuli import QuotaEvent
 from shared.policy.model.formulation import Request, StageAct, TrajectoryEnd
 from shared.policy.model.reports import Ended, HeldGrants
+from shared.policy.resources.chunks import Served
 
 # ---- requests --------------------------------------------------------------------------------------------------------
 
@@ -234,6 +235,19 @@ class ImagesReported:
     removed: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ServicesReported:
+    """Model services of a node, and its bad GPUs. Comes with each inventory, and when anything of it changes."""
+
+    node: str
+    incarnation: str
+    resource: str
+    services: Served
+    device_gb: tuple[float, ...]
+    """Memory of each GPU."""
+    bad: tuple[int, ...] = ()
+
+
 # ---- planner and time ------------------------------------------------------------------------------------------------
 
 
@@ -321,6 +335,7 @@ Stimulus = (
     | SilenceIgnored
     | InventoryReported
     | ImagesReported
+    | ServicesReported
     | TargetReceived
     | PlannerChecked
     | EstimateReceived

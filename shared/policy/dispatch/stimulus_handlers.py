@@ -91,6 +91,7 @@ class StimulusHandlers:
             stimuli.SilenceIgnored: self._silence_ignored,
             stimuli.InventoryReported: self._inventory_reported,
             stimuli.ImagesReported: self._images_reported,
+            stimuli.ServicesReported: self._services_reported,
             QuotaSet: self._quota_set,
             HoldRestored: self._hold_restored,
             LevelRestored: self._level_restored,
@@ -263,6 +264,12 @@ class StimulusHandlers:
         added = set(report.added)
         requeued = self._nodes.images_changed(now, report.node, report.incarnation, added, report.removed)
         return [] if requeued else None
+
+    def _services_reported(self, _: float, report: stimuli.ServicesReported) -> list[Command] | None:
+        known = self._nodes.services_reported(
+            report.node, report.incarnation, report.resource, report.services, report.device_gb, report.bad
+        )
+        return [] if known else None
 
     # ---- quotas ------------------------------------------------------------------------------------------------
 

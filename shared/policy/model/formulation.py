@@ -70,6 +70,8 @@ class Work:
     """Duration on one unit as the trainer declares it; None: learned from its kind's history, if there is one."""
     quotas: Amounts = field(default_factory=lambda: NO_QUOTAS)
     """Quota -> amount that it takes (`resources.quotas`), granted together with the units."""
+    service: str = ""
+    """Model service that it uses; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class Grant(NamedTuple):
     """Amounts that it takes from quotas."""
     rates: tuple[tuple[str, Rate], ...] = ()
     """(Quota, rate) of which the amounts are taken, for the store."""
+    numbers: tuple[int, ...] = ()
+    """Numbers of its units of the pool's resource, if they have numbers: its GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,10 @@ class HeldGrant:
     """It is parked and the node has received the request to continue."""
     paused_s: float = 0.0
     """Time for which it was parked, the present one included; no part of `running_s`."""
+    service: str = ""
+    """Model service that it uses."""
+    numbers: tuple[int, ...] = ()
+    """Numbers of its units, if they have numbers."""
 
 
 HeldGrants = Mapping[str, HeldGrant]

@@ -11,10 +11,11 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from shared.policy.resources.residency import Residency
-from shared.policy.resources.resource import PLAIN, Resource, Specs
+from shared.policy.resources.resource import NO_USE, PLAIN, Rank, Resource, Specs, Use
 
 
 class ChangeLog(Protocol):
@@ -119,13 +120,27 @@ class Node:
         known = self.resources.get(resource)
         return 0 if known is None else known.used
 
-    def has_free(self, units: Mapping[str, int]) -> bool:
+    def numbers(self, resource: str, holder: str) -> tuple[int, ...]:
+        """Numbers of the units that a holder has of a resource; empty if units have none."""
+        known = self.resources.get(resource)
+        return () if known is None else known.numbers(holder)
+
+    def has_free(self, units: Mapping[str, int], use: Use = NO_USE) -> bool:
         """Return whether all these units can be taken now."""
         for name, count in units.items():
             known = self.resources.get(name)
-            if not (known.fits(count) if known is not None else count <= 0):
+            if not (known.fits(count, use) if known is not None else count <= 0):
                 return False
         return True
+
+    def rank(self, resource: str, units: Mapping[str, int], use: Use = NO_USE) -> Rank | None:
+        """Return the position of this node for a holder of these units by one of its resources; None: it does not fit
+        now.
+        """
+        known = self.resources.get(resource)
+        if known is None or (len(units) > 1 and not self.has_free(units, use)):
+            return None
+        return known.rank(units.get(resource, 0), use)
 
     def fits(self, action: str, kind: str, units: Mapping[str, int]) -> bool:
         """Return whether it can run this now."""
@@ -135,13 +150,13 @@ class Node:
         """Return whether it can run this now if the units are free."""
         return self.ready and kind in self.kinds and action not in self.orphans
 
-    def could_ever(self, kind: str, units: Mapping[str, int]) -> bool:
+    def could_ever(self, kind: str, units: Mapping[str, int], use: Use = NO_USE) -> bool:
         """Return whether it could run this if it were empty and owned all its units."""
         if kind not in self.kinds:
             return False
         for name, count in units.items():
             known = self.resources.get(name)
-            if not (known.could_ever(count) if known is not None else count <= 0):
+            if not (known.could_ever(count, use) if known is not None else count <= 0):
                 return False
         return True
 
@@ -152,14 +167,14 @@ class Node:
 
     # ---- changes of units: all of them are here ----------------------------------------------------------------
 
-    def take(self, units: Mapping[str, int], holder: str) -> None:
+    def take(self, units: Mapping[str, int], holder: str, use: Use = NO_USE) -> None:
         """Take units for a holder: an action, or a trajectory's environment (`environment`)."""
         for name, count in units.items():
             known = self.resources.get(name)
             if known is None:  # reported by a node that does not have it
                 spec = self.specs.get(name, PLAIN)
                 known = self.resources[name] = spec.make(0, spec)
-            known.take(count, holder)
+            known.take(count, holder, use)
         self.changes.touch(self.name)
 
     def give_back(self, units: Mapping[str, int], holder: str) -> None:
@@ -171,13 +186,19 @@ class Node:
             known.give_back(count, holder)
         self.changes.touch(self.name)
 
-    def rearrange(self, resource: str, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    def rearrange(
+        self,
+        resource: str,
+        before: Mapping[str, int],
+        after: Mapping[str, int],
+        uses: Mapping[str, Use] = MappingProxyType({}),
+    ) -> None:
         """Change the units of several holders: all give back theirs, then those of `after` take, in its order."""
         known = self.resources[resource]
         for holder, units in before.items():
             known.give_back(units, holder)
         for holder, units in after.items():
-            known.take(units, holder)
+            known.take(units, holder, uses.get(holder, NO_USE))
         self.changes.touch(self.name)
 
     def own(self, resource: str, units: int) -> None:

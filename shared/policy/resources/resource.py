@@ -9,9 +9,9 @@ else in the policy knows a resource by its name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 UNLIMITED = 1 << 20
 """Units of an unlimited resource on a node that reports no limit."""
@@ -48,6 +48,23 @@ class Counted:
         return state - units if units <= state else None
 
 
+class Use(NamedTuple):
+    """Purpose of a holder's units, for resources whose structure depends on it. Plain counts ignore it."""
+
+    service: str = ""
+    """Model service that it uses; empty: none, and it shares its units with nobody."""
+    now: float = 0.0
+    """Time of the grant."""
+    numbers: tuple[int, ...] = ()
+    """Numbers of its units, as its node reports them; empty: the resource chooses."""
+
+
+NO_USE: Final = Use()
+
+Rank = tuple[float, ...]
+"""Position of a node among those that fit; smaller is better."""
+
+
 class Resource(Protocol):
     """One resource of one node. Units are counted; which of them a holder has is private to the resource.
 
@@ -79,13 +96,20 @@ class Resource(Protocol):
         together.
         """
 
-    def fits(self, units: int) -> bool:
+    @property
+    def shared(self) -> int:
+        """Units that are counted once in `used` although several holders have them, for each holder but one."""
+
+    def fits(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder can take this many units now."""
 
-    def could_ever(self, units: int) -> bool:
+    def could_ever(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder could take this many if nothing were taken and the node owned all."""
 
-    def take(self, units: int, holder: str) -> None:
+    def rank(self, units: int, use: Use = NO_USE) -> Rank | None:
+        """Return the position of this node for a holder; None: it does not fit now. Asked of structured resources."""
+
+    def take(self, units: int, holder: str, use: Use = NO_USE) -> None:
         """Take units for a holder, also more than are free: a node may report what should not be there."""
 
     def give_back(self, units: int, holder: str) -> None:
@@ -94,6 +118,16 @@ class Resource(Protocol):
         Raises:
             AssertionError: it has not taken so many.
         """
+
+    @property
+    def sharing(self) -> Container[str]:
+        """Holders that share units with others."""
+
+    def evicts(self, units: int, use: Use) -> Iterable[str]:
+        """Return the model services that would have to leave for a holder now."""
+
+    def numbers(self, holder: str) -> tuple[int, ...]:
+        """Return the numbers of a holder's units; empty if units have none."""
 
     def states(self, but: Mapping[str, int]) -> Operator:
         """Return the states from which the DP shares the free units, with those of the holders `but` given back."""
@@ -143,15 +177,24 @@ class PlainUnits:
         self._share = units
         self._count()
 
-    def fits(self, units: int) -> bool:
+    @property
+    def shared(self) -> int:
+        """Holders share no units."""
+        return 0
+
+    def fits(self, units: int, _use: Use = NO_USE) -> bool:
         """Return whether this many units are free."""
         return units <= self.free
 
-    def could_ever(self, units: int) -> bool:
+    def could_ever(self, units: int, _use: Use = NO_USE) -> bool:
         """Return whether this many units exist."""
         return units <= self.capacity
 
-    def take(self, units: int, _holder: str = "") -> None:
+    def rank(self, units: int, _use: Use = NO_USE) -> Rank | None:
+        """The node with the most free units is first."""
+        return (-self.free,) if units <= self.free else None
+
+    def take(self, units: int, _holder: str = "", _use: Use = NO_USE) -> None:
         """Take units. They are identical, so the holder does not matter."""
         self.used += units
         self._count()
@@ -161,6 +204,19 @@ class PlainUnits:
         self.used -= units
         assert self.used >= 0, f"{-self.used} more given back than taken"
         self._count()
+
+    @property
+    def sharing(self) -> Container[str]:
+        """Nobody."""
+        return ()
+
+    def evicts(self, _units: int, _use: Use) -> Iterable[str]:
+        """Return nothing."""
+        return ()
+
+    def numbers(self, _holder: str) -> tuple[int, ...]:
+        """Units are identical."""
+        return ()
 
     def states(self, but: Mapping[str, int]) -> Counted:
         """One state for each number of free units."""
@@ -193,6 +249,11 @@ class ResourceSpec:
     """Strategy of placement."""
     make: Callable[[int, ResourceSpec], Resource] = _counts
     """Structure: makes the resource of a node with so many units."""
+
+    @property
+    def is_structured(self) -> bool:
+        """Units have numbers and an arrangement: nodes are chosen by `Resource.rank`."""
+        return self.make is not _counts
 
     @property
     def is_plain(self) -> bool:

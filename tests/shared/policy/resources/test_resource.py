@@ -1,9 +1,7 @@
-"""The protocol of resources, with a second implementation: aligned chunks, against every possible placement."""
+"""The protocol of resources, and the dispatcher on a resource with structure."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -11,79 +9,16 @@ from hypothesis import strategies as st
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import AttemptsEnded, InventoryReported, NodeJoined, RequestsSubmitted, TickPassed
-from shared.policy.elastic.arrange import Choices, arrange
 from shared.policy.elastic.scheduling import allot
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Grant
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
-from shared.policy.resources.ledger import Node, place
+from shared.policy.resources.chunks import GPUS, SIZES, Chunks
+from shared.policy.resources.ledger import Node
 from shared.policy.resources.resource import PlainUnits, ResourceSpec, lasting
 from tests.shared.policy.elastic.elastic_oracle import modelled
-from tests.shared.policy.resources.chunks import CHUNKS, SIZES, Chunks
 from tests.shared.policy.strategies import request, work
-
-sizes = st.sampled_from(SIZES)
-choices = st.sets(sizes, min_size=1).flatmap(
-    lambda amounts: st.lists(st.integers(0, 20).map(float), min_size=len(amounts), max_size=len(amounts)).map(
-        lambda costs: Choices(sorted(amounts), costs)
-    )
-)
-
-
-def partly_taken(taken: list[tuple[int, bool]]) -> Chunks:
-    """Eight units of which some are taken; those taken and given back leave holes."""
-    chunks = Chunks(8, CHUNKS)
-    for number, (units, _) in enumerate(taken):
-        if chunks.fits(units):
-            chunks.take(units, f"other {number}")
-    for number, (units, back) in enumerate(taken):
-        if back and f"other {number}" in chunks.cells:
-            chunks.give_back(units, f"other {number}")
-    return chunks
-
-
-def placements(free: frozenset[int], wanted: tuple[int, ...]) -> bool:
-    """Oracle: try every aligned cell for each."""
-    if not wanted:
-        return True
-    cells = [frozenset(range(start, start + wanted[0])) for start in range(0, 8, wanted[0])]
-    return any(placements(free - cell, wanted[1:]) for cell in cells if cell <= free)
-
-
-taken = st.lists(st.tuples(sizes, st.booleans()), max_size=6)
-
-
-@given(taken, st.lists(choices, min_size=1, max_size=4))
-@settings(deadline=None)
-def test_the_dp_over_chunks_is_the_best_of_all_placements(
-    others: list[tuple[int, bool]], candidates: list[Choices]
-) -> None:
-    chunks = partly_taken(others)
-    free = frozenset(chunks._free_units())
-    table = arrange(candidates, chunks.states({}))
-    for count in range(1, len(candidates) + 1):
-        costs = [
-            sum(one.costs[one.amounts.index(units)] for one, units in zip(candidates, wanted, strict=False))
-            for wanted in itertools.product(*[one.amounts for one in candidates[:count]])
-            if placements(free, wanted)
-        ]
-        assert table.cost(count) == min(costs, default=math.inf)
-
-
-@given(taken, sizes)
-def test_a_chunk_fits_if_some_aligned_cell_is_free(others: list[tuple[int, bool]], units: int) -> None:
-    chunks = partly_taken(others)
-    free = chunks._free_units()
-    assert chunks.fits(units) == placements(frozenset(free), (units,))
-    if chunks.fits(units):
-        chunks.take(units, "me")
-        (cell,) = chunks.cells["me"]
-        assert free.issuperset(cell)
-        assert (len(cell), cell.start % units) == (units, 0)
-        assert placements(frozenset(free), (units, *(sorted(chunks.states({}).reachable[-1], reverse=True))))
-        chunks.give_back(units, "me")
-    assert chunks._free_units() == free
 
 
 @given(st.lists(modelled(), min_size=1, max_size=3), st.integers(0, 3))
@@ -118,7 +53,7 @@ AMOUNTS = replace(
 @given(st.lists(st.sampled_from(["one", "two", "elastic", "elastic", "end"]), max_size=40))
 @settings(deadline=None)
 def test_the_dispatcher_grants_chunks_that_never_overlap(steps: list[str]) -> None:
-    dispatcher = Dispatcher(specs={"gpus": CHUNKS})
+    dispatcher = Dispatcher(specs={"gpus": GPUS})
     for name in "ab":
         dispatcher.handle(0.0, NodeJoined(name, "1", "cpu", {"gpus": 8}, frozenset({"run"})))
         dispatcher.handle(0.0, InventoryReported(name, "1", {}))
@@ -143,11 +78,12 @@ def test_the_dispatcher_grants_chunks_that_never_overlap(steps: list[str]) -> No
         for node in dispatcher.cluster.nodes.present.values():
             chunks = node.resources["gpus"]
             assert isinstance(chunks, Chunks)
-            cells = [unit for held in chunks.cells.values() for cell in held for unit in cell]
-            assert len(cells) == len(set(cells)) <= 8
-            assert not chunks.beyond
-            here = {one.action: [one.units["gpus"]] for one in running if one.node == node.name}
-            assert {holder: [len(cell) for cell in held] for holder, held in chunks.cells.items()} == here
+            here = [one for one in running if one.node == node.name]
+            assert all(one.numbers == chunks.numbers(one.action) for one in here)
+            assert all(len(one.numbers) == one.units["gpus"] for one in here)
+            taken = [gpu for one in here for gpu in one.numbers]
+            assert len(taken) == len(set(taken)) == chunks.used
+            assert not chunks.sharing
         head = dispatcher.cluster.queues.queued.get(dispatcher.cluster.queues.pool("gpus@cpu").queue.head() or "")
         nodes = dispatcher.cluster.nodes.present.values()
         assert head is None or head.scales or not any(node.has_free(head.work.units) for node in nodes), (
@@ -155,19 +91,22 @@ def test_the_dispatcher_grants_chunks_that_never_overlap(steps: list[str]) -> No
         )
 
 
-def test_placement_follows_the_strategy_of_the_resource() -> None:
-    nodes = [Node(name, "1", "cpu", {"gpus": 8}, frozenset({"run"}), {"gpus": CHUNKS}) for name in "ab"]
-    for node in nodes:
-        node.ready = True
-    nodes[1].take({"gpus": 4}, "other")
-    chosen = place(nodes, "r", "run", {"gpus": 2}, "gpus")
-    assert chosen is nodes[1], "the block of four is broken, and not the one of eight"
-    chosen = place(nodes, "r", "run", {"gpus": 8}, "gpus")
-    assert chosen is nodes[0]
+def test_nodes_are_chosen_by_the_rank_of_the_resource() -> None:
+    dispatcher = Dispatcher(specs={"gpus": GPUS})
+    for name in "ab":
+        dispatcher.handle(0.0, NodeJoined(name, "1", "cpu", {"gpus": 8}, frozenset({"run"})))
+        dispatcher.handle(0.0, InventoryReported(name, "1", {}))
+    granted: list[Grant] = []
+    for number, units in enumerate((4, 2, 8)):
+        stage = work("gpus@cpu", {"gpus": units})
+        commands = dispatcher.handle(0.0, RequestsSubmitted((request(f"r{number}", stage),)))
+        granted += [one for one in commands if isinstance(one, Grant)]
+    places = [(one.node, one.numbers) for one in granted]
+    assert places == [("a", (0, 1, 2, 3)), ("a", (4, 5)), ("b", tuple(range(8)))], "the block of eight stays whole"
 
 
 def test_what_a_node_reports_is_held_although_it_does_not_fit() -> None:
-    node = Node("n", "1", "cpu", {"gpus": 2}, frozenset(), {"gpus": CHUNKS})
+    node = Node("n", "1", "cpu", {"gpus": 2}, frozenset(), {"gpus": GPUS})
     node.take({"gpus": 2, "unknown": 1}, "a")
     node.take({"gpus": 2}, "b")
     assert node.used == {"gpus": 4, "unknown": 1}

@@ -1,0 +1,276 @@
+"""Work that uses model services: chunks of GPUs, sharing, batching before a swap, takeovers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.policy.dispatch.config import DispatchConfig
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.stimuli import (
+    ActionRestored,
+    AttemptsEnded,
+    InventoryReported,
+    NodeJoined,
+    RequestsSubmitted,
+    ServicesReported,
+    SilenceIgnored,
+    TickPassed,
+)
+from shared.policy.model.elasticity import Elasticity
+from shared.policy.model.formulation import Command, Grant, Work
+from shared.policy.model.reports import Ended, HeldGrant
+from shared.policy.model.results import AttemptResult
+from shared.policy.resources.chunks import GPUS, Chunk, ServedModel
+from tests.shared.policy.strategies import request, work
+
+POOL = "gpus@cpu"
+WAIT_S = 5.0
+
+
+def use(service: str, units: int = 1, *, duration_s: float | None = None) -> Work:
+    return replace(work(POOL, {"gpus": units}), service=service, duration_s=duration_s)
+
+
+def served(*degrees: int, concurrency: int = 1, gb: float = 60.0, at: Iterable[Chunk] = ()) -> ServedModel:
+    return ServedModel(degrees or (1,), concurrency, gb, frozenset(at))
+
+
+@dataclass
+class Cluster:
+    """A dispatcher, and nodes that hold what they are granted."""
+
+    nodes: tuple[str, ...] = ("a",)
+    gpus: int = 1
+    services: dict[str, ServedModel] = field(default_factory=dict)
+    dispatcher: Dispatcher = field(init=False)
+    running: dict[str, Grant] = field(default_factory=dict)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.dispatcher = Dispatcher(DispatchConfig(swap_wait_s=WAIT_S), specs={"gpus": GPUS})
+
+    def join(self) -> None:
+        for name in self.nodes:
+            hello = NodeJoined(name, "1", "cpu", {"gpus": self.gpus}, frozenset({"run"}))
+            self.handle(hello)
+            self.handle(self.report(name))
+            held = {
+                one.action: HeldGrant(
+                    one.stage, one.attempt, 1.0, one.units, service=self.service_of[one.action], numbers=one.numbers
+                )
+                for one in self.running.values()
+                if one.node == name
+            }
+            self.handle(InventoryReported(name, "1", held))
+
+    service_of: dict[str, str] = field(default_factory=dict)
+
+    def report(self, name: str, services: dict[str, ServedModel] | None = None) -> ServicesReported:
+        return ServicesReported(name, "1", "gpus", services or self.services, (80.0,) * self.gpus)
+
+    def handle(self, *stimuli: object) -> list[Grant]:
+        commands: list[Command] = self.dispatcher.handle(self.now, *stimuli)  # type: ignore[arg-type]
+        self.dispatcher.check()
+        granted = [one for one in commands if isinstance(one, Grant)]
+        for one in granted:
+            assert one.action not in self.running
+            self.running[one.action] = one
+        self.check()
+        return granted
+
+    def submit(self, name: str, stage: Work, batch: str = "") -> list[Grant]:
+        self.service_of[name] = stage.service
+        return self.handle(RequestsSubmitted((request(name, stage, at_s=self.now, batch=batch),)))
+
+    def end(self, name: str) -> list[Grant]:
+        one = self.running.pop(name)
+        ended = Ended(name, one.node, one.attempt, one.stage, AttemptResult("ok", True), 0.0, 1.0, one.units)
+        return self.handle(AttemptsEnded((ended,)))
+
+    def tick(self, now: float) -> list[Grant]:
+        self.now = now
+        return self.handle(SilenceIgnored(), TickPassed())
+
+    def check(self) -> None:
+        """One service on each GPU at a time, aligned chunks, and no more holders than its concurrency."""
+        places: dict[tuple[str, int], set[tuple[str, tuple[int, ...]]]] = {}
+        together: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
+        for one in self.running.values():
+            service = self.service_of[one.action]
+            assert len(one.numbers) == one.units["gpus"]
+            assert one.numbers[0] % len(one.numbers) == 0
+            together[one.node, service, one.numbers] += 1
+            for gpu in one.numbers:
+                places.setdefault((one.node, gpu), set()).add((service or one.action, one.numbers))
+        assert all(len(here) == 1 for here in places.values()), places
+        for (_, service, _), count in together.items():
+            assert not service or count <= self.services[service].concurrency
+
+
+def test_work_goes_where_its_service_is_resident() -> None:
+    cluster = Cluster(("a", "b"), 1, {"judge": served(), "reward": served()})
+    cluster.join()
+    cluster.handle(cluster.report("b", {"judge": served(at=[Chunk(0, 1)]), "reward": served()}))
+    (first,) = cluster.submit("r1", use("judge"))
+    assert (first.node, first.numbers) == ("b", (0,))
+    (second,) = cluster.submit("r2", use("reward"))
+    assert second.node == "a"
+    cluster.end("r1")
+    cluster.end("r2")
+    (third,) = cluster.submit("r3", use("reward"))
+    assert third.node == "a", "a later grant implies where a service is"
+
+
+def test_work_of_a_service_shares_its_chunk_before_another_one_is_used() -> None:
+    cluster = Cluster(("a",), 2, {"judge": served(concurrency=2)})
+    cluster.join()
+    granted = [cluster.submit(f"r{number}", use("judge")) for number in range(5)]
+    assert [one.numbers for (one,) in granted[:4]] == [(0,), (0,), (1,), (1,)]
+    assert granted[4] == []
+    assert [one.numbers for one in cluster.end("r0")] == [(0,)]
+
+
+def test_full_gpus_still_take_work_that_joins_behind_a_head_that_waits() -> None:
+    cluster = Cluster(("a",), 1, {"judge": served(concurrency=2), "reward": served()})
+    cluster.join()
+    cluster.submit("r0", use("judge", duration_s=9.0))
+    assert cluster.submit("r1", use("reward", duration_s=1.0)) == []
+    (joined,) = cluster.submit("r2", use("judge", duration_s=1.0))
+    assert joined.numbers == (0,), "it ends before the head could start"
+    cluster.end("r2")
+    assert cluster.submit("r3", use("judge", duration_s=30.0)) == [], "it would delay the head"
+
+
+def test_requests_of_one_service_are_batched_before_a_swap() -> None:
+    """A B A A C A B C, with one GPU: the order of llama-swap's issue about thrash."""
+    cluster = Cluster(("a",), 1, {name: served() for name in "ABC"})
+    cluster.join()
+    for number, service in enumerate("ABAACABC"):
+        cluster.submit(f"r{number}", use(service))
+    order = []
+    while cluster.running:
+        (name,) = cluster.running
+        order.append(cluster.service_of[name])
+        cluster.end(name)
+    assert "".join(order) == "AAAABBCC"
+
+
+def test_nothing_waits_longer_than_the_limit_for_the_work_of_another_service() -> None:
+    cluster = Cluster(("a",), 1, {"A": served(), "B": served()})
+    cluster.join()
+    cluster.submit("a0", use("A"))
+    cluster.submit("b", use("B"))
+    for number in range(1, 40):
+        cluster.now = 0.5 * number
+        cluster.submit(f"a{number}", use("A"))
+        (name,) = cluster.running
+        granted = cluster.end(name)
+        if any(one.action == "b" for one in granted):
+            break
+    assert cluster.now == pytest.approx(WAIT_S)
+
+
+def test_a_swap_that_evicts_nothing_in_demand_does_not_wait() -> None:
+    cluster = Cluster(("a",), 1, {"A": served(gb=30.0), "B": served(gb=30.0), "C": served(gb=60.0)})
+    cluster.join()
+    cluster.submit("a0", use("A"))
+    cluster.submit("b", use("B"))
+    cluster.submit("a1", use("A"))
+    assert [one.action for one in cluster.end("a0")] == ["b"], "the GPU holds both"
+    cluster.submit("c", use("C"))
+    assert [one.action for one in cluster.end("b")] == ["a1"]
+
+
+def test_work_of_an_unknown_service_is_stuck_until_a_node_reports_it() -> None:
+    cluster = Cluster(("a",), 1, {"A": served()})
+    cluster.join()
+    assert cluster.submit("r", use("B")) == []
+    assert [one.action for one in cluster.submit("s", use("A"))] == ["s"], "nothing waits behind it"
+    cluster.end("s")
+    cluster.services["B"] = served()
+    assert [one.action for one in cluster.handle(cluster.report("a"))] == ["r"]
+
+
+def test_a_new_leader_adopts_work_on_the_chunks_that_nodes_report() -> None:
+    cluster = Cluster(("a",), 4, {"A": served(1, 2, concurrency=2), "B": served(2)})
+    cluster.join()
+    stages = {"r0": use("A"), "r1": use("A"), "r2": use("B", 2), "r3": use("A")}
+    for name, stage in stages.items():
+        cluster.submit(name, stage)
+    numbers = {name: one.numbers for name, one in cluster.running.items()}
+    cluster.begin()
+    held = tuple(request(name, stage) for name, stage in stages.items())
+    cluster.handle(RequestsSubmitted(held), *(ActionRestored(name, 0, 1, (), "a") for name in stages))
+    cluster.join()
+    chunks = cluster.dispatcher.cluster.nodes.present["a"].resources["gpus"]
+    assert {name: chunks.numbers(name) for name in stages} == numbers
+    assert cluster.submit("r4", use("B", 2)) == []
+    cluster.end("r2")
+    assert "r4" in cluster.running
+
+
+def test_the_degree_is_chosen_by_the_sum_of_completion_times() -> None:
+    cluster = Cluster(("a",), 8, {"A": served(1, 2, 4, 8)})
+    cluster.join()
+    stage = replace(use("A", 1, duration_s=8.0), amounts=(1, 2, 4, 8), elasticity=Elasticity("power", exponent=1.0))
+    cluster.submit("alone", stage)
+    assert len(cluster.running["alone"].numbers) == 8
+    cluster.end("alone")
+    both = tuple(request(name, stage, seq=seq) for seq, name in enumerate(("one", "two")))
+    cluster.service_of |= {"one": "A", "two": "A"}
+    cluster.handle(RequestsSubmitted(both))
+    assert sum(len(one.numbers) for one in cluster.running.values()) == 8
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "submit", "end", "tick", "takeover"]), st.integers(0, 3), st.sampled_from("ABC-")
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+@settings(deadline=None, max_examples=150)
+def test_no_gpu_has_two_services_and_everything_is_granted(steps: list[tuple[str, int, str]]) -> None:
+    services = {"A": served(1, 2, concurrency=3), "B": served(1, 4), "C": served(2, concurrency=2, gb=20.0)}
+    services["-"] = served()
+    cluster = Cluster(("a", "b"), 4, services)
+    cluster.join()
+    stages: dict[str, Work] = {}
+    for number, (step, degree, service) in enumerate(steps):
+        cluster.now = float(number)
+        if step == "submit":
+            degrees = (1, 2, 4) if service == "-" else services[service].degrees
+            name = f"r{number}"
+            stages[name] = use("" if service == "-" else service, degrees[degree % len(degrees)])
+            cluster.submit(name, stages[name])
+        elif step == "end" and cluster.running:
+            name = sorted(cluster.running)[degree % len(cluster.running)]
+            del stages[name]
+            cluster.end(name)
+        elif step == "takeover":
+            restored = [ActionRestored(name, 0, one.attempt, (), one.node) for name, one in cluster.running.items()]
+            cluster.begin()
+            requests = tuple(request(name, stage, at_s=cluster.now) for name, stage in stages.items())
+            cluster.handle(RequestsSubmitted(requests), *restored)
+            cluster.join()
+        else:
+            cluster.tick(cluster.now)
+    for at in range(200):
+        if not stages:
+            break
+        cluster.tick(len(steps) + 10.0 * at)
+        for name in list(cluster.running):
+            del stages[name]
+            cluster.end(name)
+    assert not stages, "all work is granted in the end"

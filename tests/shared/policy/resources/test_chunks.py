@@ -1,0 +1,250 @@
+"""Chunks of GPUs against every possible placement, and the rules of their choice."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.policy.elastic.arrange import Choices, arrange
+from shared.policy.resources.chunks import GPUS, SIZES, Chunk, Chunks, ChunkStates, ServedModel, blocks_of, split
+from shared.policy.resources.resource import Use
+
+sizes = st.sampled_from(SIZES)
+choices = st.sets(sizes, min_size=1).flatmap(
+    lambda amounts: st.lists(st.integers(0, 20).map(float), min_size=len(amounts), max_size=len(amounts)).map(
+        lambda costs: Choices(sorted(amounts), costs)
+    )
+)
+taken = st.lists(st.tuples(sizes, st.booleans()), max_size=6)
+
+
+def partly_taken(taken: list[tuple[int, bool]], capacity: int = 8) -> tuple[Chunks, frozenset[int]]:
+    """GPUs of which some are taken; those taken and given back leave holes. Also the free ones."""
+    chunks, held = Chunks(capacity, GPUS), dict[str, int]()
+    for number, (units, _) in enumerate(taken):
+        if chunks.fits(units):
+            chunks.take(units, f"other {number}")
+            held[f"other {number}"] = units
+    for number, (units, back) in enumerate(taken):
+        if back and held.pop(f"other {number}", 0):
+            chunks.give_back(units, f"other {number}")
+    return chunks, frozenset(range(capacity)) - {gpu for holder in held for gpu in chunks.numbers(holder)}
+
+
+def placements(free: frozenset[int], wanted: tuple[int, ...]) -> bool:
+    """Oracle: try every aligned cell for each."""
+    if not wanted:
+        return True
+    cells = [frozenset(range(start, start + wanted[0])) for start in range(0, max(free, default=0) + 1, wanted[0])]
+    return any(placements(free - cell, wanted[1:]) for cell in cells if cell <= free)
+
+
+def largest_blocks(free: frozenset[int]) -> tuple[int, ...]:
+    """Oracle: the largest aligned cells first."""
+    left, found = set(free), list[int]()
+    for size in reversed(SIZES):
+        for start in range(0, 16, size):
+            if left.issuperset(range(start, start + size)):
+                left -= set(range(start, start + size))
+                found.append(size)
+    return tuple(sorted(found))
+
+
+@given(taken, st.lists(choices, min_size=1, max_size=4))
+@settings(deadline=None)
+def test_the_dp_over_chunks_is_the_best_of_all_placements(
+    others: list[tuple[int, bool]], candidates: list[Choices]
+) -> None:
+    chunks, free = partly_taken(others)
+    table = arrange(candidates, chunks.states({}))
+    for count in range(1, len(candidates) + 1):
+        costs = [
+            sum(one.costs[one.amounts.index(units)] for one, units in zip(candidates, wanted, strict=False))
+            for wanted in itertools.product(*[one.amounts for one in candidates[:count]])
+            if placements(free, wanted)
+        ]
+        assert table.cost(count) == min(costs, default=math.inf)
+
+
+def test_the_operator_finds_what_any_placement_finds_for_every_set_of_free_gpus() -> None:
+    """Brute force over all 256 sets of eight GPUs and all sequences of up to four chunks."""
+    for bits in range(256):
+        free = frozenset(gpu for gpu in range(8) if bits >> gpu & 1)
+        assert blocks_of(bits, 8) == largest_blocks(free)
+        operator = ChunkStates(blocks_of(bits, 8), 8)
+        for length in range(5):
+            for wanted in itertools.product(SIZES, repeat=length):
+                state: int | None = operator.states - 1
+                for units in wanted:
+                    state = None if state is None else operator.left(state, units)
+                assert (state is not None) == placements(free, wanted), (free, wanted)
+
+
+def test_a_split_leaves_the_buddies() -> None:
+    assert split((8,), 1) == (1, 2, 4)
+    assert split((1, 4), 1) == (4,)
+    assert split((2, 4), 4) == (2,)
+    assert split((1, 1, 1, 1), 2) is None, "four single GPUs are no chunk of two"
+    assert split((4,), 3) is None, "three is no degree"
+
+
+@given(taken, sizes)
+def test_a_chunk_fits_if_some_aligned_cell_is_free(others: list[tuple[int, bool]], units: int) -> None:
+    chunks, free = partly_taken(others)
+    assert chunks.fits(units) == placements(free, (units,))
+    if chunks.fits(units):
+        largest = largest_blocks(free)
+        chunks.take(units, "me")
+        mine = chunks.numbers("me")
+        assert (len(mine), mine[0] % units) == (units, 0)
+        assert free.issuperset(mine)
+        smallest = min(size for size in largest if size >= units)
+        left = split(largest, units)
+        assert left is not None
+        assert Counter(largest_blocks(free - set(mine))) == Counter(left), f"a block of {smallest} is split"
+        chunks.give_back(units, "me")
+    assert largest_blocks(free) == blocks_of(sum(1 << gpu for gpu in free), 8)
+
+
+def serving(capacity: int = 8, **services: ServedModel) -> Chunks:
+    chunks = Chunks(capacity, GPUS)
+    chunks.report(services, [80.0] * capacity)
+    return chunks
+
+
+def small(*resident: tuple[int, int], concurrency: int = 1, gb: float = 40.0) -> ServedModel:
+    return ServedModel((1, 2), concurrency, gb, frozenset(Chunk(*one) for one in resident))
+
+
+def test_actions_of_one_service_share_a_chunk_up_to_its_concurrency() -> None:
+    chunks = serving(judge=small(concurrency=2))
+    for holder in "abc":
+        chunks.take(1, holder, Use("judge"))
+    assert [chunks.numbers(holder) for holder in "abc"] == [(0,), (0,), (1,)]
+    assert (chunks.used, chunks.shared, chunks.free) == (2, 1, 6)
+    assert chunks.sharing == {"a", "b"}
+    chunks.give_back(1, "a")
+    assert (chunks.used, chunks.shared) == (2, 0)
+    chunks.give_back(1, "b")
+    assert (chunks.used, chunks.free) == (1, 7)
+
+
+def test_services_never_share_a_gpu() -> None:
+    chunks = serving(2, judge=small(concurrency=8), reward=small(concurrency=8))
+    chunks.take(2, "a", Use("judge"))
+    assert chunks.fits(2, Use("judge"))
+    assert not chunks.fits(1, Use("judge")), "another degree is another engine"
+    assert not chunks.fits(2, Use("reward"))
+    assert not chunks.fits(2, Use()), "and work without a service has its GPUs alone"
+
+
+def test_a_chunk_that_holds_the_service_is_first_among_equals_then_the_one_used_least_recently() -> None:
+    one_gpu = [ServedModel((1,), 1, 40.0, frozenset({Chunk(gpu, 1)})) for gpu in (5, 6)]
+    chunks = serving(judge=one_gpu[0], reward=one_gpu[1])
+    chunks.take(1, "a", Use("judge", 1.0))
+    assert chunks.numbers("a") == (5,)
+    chunks.take(1, "b", Use("reward", 2.0))
+    assert chunks.numbers("b") == (6,)
+    chunks.give_back(1, "a")
+    chunks.give_back(1, "b")
+    for number in range(6):  # the others, never used before
+        chunks.take(1, f"c{number}", Use("reward", 3.0 + number))
+    assert {chunks.numbers(f"c{number}")[0] for number in range(6)} == {0, 1, 2, 3, 4, 6}, "GPU 5 was used"
+    assert chunks.numbers("c0") == (6,), "it holds the service"
+
+
+def test_a_smaller_block_comes_before_residency_only_if_a_larger_one_is_needed_whole() -> None:
+    resident = frozenset({Chunk(4, 1)})
+    for degrees, gpu in (((1,), 4), ((1, 4), 3)):
+        chunks = serving(judge=ServedModel((1,), 1, 40.0, resident), big=ServedModel(degrees, 1, 40.0))
+        for at in range(3):
+            chunks.take(1, f"o{at}", Use("", 0.0, (at,)))
+        chunks.take(1, "me", Use("judge"))
+        assert chunks.numbers("me") == (gpu,), degrees
+
+
+def test_bad_and_quarantined_chunks_are_not_chosen_and_still_exist() -> None:
+    chunks = Chunks(4, GPUS)
+    unusable = ServedModel((1, 2), 1, 1.0, unusable=frozenset({Chunk(1, 1), Chunk(2, 2)}))
+    chunks.report({"judge": unusable}, [80.0] * 4, bad=[0])
+    assert (chunks.capacity, chunks.free) == (4, 3)
+    assert not chunks.could_ever(2, Use("judge"))
+    assert chunks.could_ever(2), "GPUs 2 and 3 are good for others"
+    assert not chunks.could_ever(4)
+    chunks.take(1, "a", Use("judge"))
+    assert chunks.numbers("a") == (2,)
+
+
+def test_an_unknown_service_and_an_unknown_degree_have_no_place() -> None:
+    chunks = serving(judge=small())
+    assert not chunks.could_ever(1, Use("other"))
+    assert not chunks.could_ever(4, Use("judge"))
+    assert chunks.could_ever(2, Use("judge"))
+
+
+def test_owned_gpus_limit_new_chunks_and_not_joining() -> None:
+    chunks = serving(judge=small(concurrency=2), reward=small())
+    chunks.take(1, "a", Use("judge"))
+    chunks.share = 1
+    assert chunks.fits(1, Use("judge"))
+    assert not chunks.fits(1, Use("reward"))
+    assert chunks.states({}).units == 0
+    assert chunks.states({"a": 1}).units == 1
+
+
+def test_what_a_node_reports_is_taken_where_it_says() -> None:
+    chunks = serving(judge=small(concurrency=4), reward=small())
+    chunks.take(2, "a", Use("judge", 0.0, (4, 5)))
+    chunks.take(2, "b", Use("judge", 0.0, (4, 5)))
+    assert (chunks.numbers("b"), chunks.used) == ((4, 5), 2)
+    chunks.take(1, "wrong", Use("reward", 0.0, (5,)))
+    assert (chunks.numbers("wrong"), chunks.used) == ((), 3), "it counts, although it cannot be there"
+    choice = chunks.choose(2, "judge")
+    assert choice is not None
+    assert choice.joins == 1, "nothing joins while the node has more than it should"
+    chunks.give_back(1, "wrong")
+    choice = chunks.choose(2, "judge")
+    assert choice is not None
+    assert (choice.joins, choice.chunk) == (0, Chunk(4, 2))
+
+
+def test_a_restore_evicts_only_what_does_not_fit_beside_it() -> None:
+    chunks = serving(1, judge=small((0, 1), gb=40.0), reward=small(gb=40.0), large=small(gb=60.0))
+    assert set(chunks.evicts(1, Use("judge"))) == set()
+    assert set(chunks.evicts(1, Use("reward"))) == set(), "80 GB hold both"
+    assert set(chunks.evicts(1, Use("large"))) == {"judge"}
+    chunks.take(1, "a", Use("reward"))
+    chunks.give_back(1, "a")
+    assert set(chunks.evicts(1, Use("large"))) == {"judge", "reward"}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["judge", "reward", ""]), sizes, st.booleans()), max_size=40))
+@settings(deadline=None)
+def test_no_gpu_ever_has_two_services_or_too_many_holders(steps: list[tuple[str, int, bool]]) -> None:
+    chunks = Chunks(8, GPUS)
+    served = {"judge": ServedModel((1, 2, 4), 3, 1.0), "reward": ServedModel((1, 8), 1, 1.0)}
+    chunks.report(served, [80.0] * 8)
+    held: dict[str, tuple[str, int]] = {}
+    for number, (service, units, ends) in enumerate(steps):
+        use = Use(service, float(number))
+        if ends and held:
+            name = next(iter(held))
+            chunks.give_back(held.pop(name)[1], name)
+        elif chunks.fits(units, use):
+            assert chunks.could_ever(units, use)
+            chunks.take(units, f"h{number}", use)
+            held[f"h{number}"] = service, units
+        places: dict[int, set[tuple[str, tuple[int, ...]]]] = {}
+        for name, (used_by, count) in held.items():
+            numbers = chunks.numbers(name)
+            assert len(numbers) == count
+            for gpu in numbers:
+                places.setdefault(gpu, set()).add((used_by or name, numbers))
+        assert all(len(here) == 1 for here in places.values())
+        assert len(places) == chunks.used == 8 - chunks.free
+        together = Counter((used_by, chunks.numbers(name)) for name, (used_by, _) in held.items() if used_by)
+        assert all(count <= served[used_by].concurrency for (used_by, _), count in together.items())

@@ -62,6 +62,7 @@ RECEIVED: Final = (
     "RecordedCall",
     "TenantList",
     "QuotaList",
+    "ModelServiceList",
     "QuotaLease",
     "LeaseView",
 )

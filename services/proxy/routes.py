@@ -6,7 +6,7 @@ from typing import Final, TypedDict
 
 from fastapi import FastAPI
 
-from services.proxy.http import batches, mesh, quotas, tasks, tenants, tokens, traces
+from services.proxy.http import batches, mesh, model_services, quotas, tasks, tenants, tokens, traces
 from services.proxy.http.hot import HOT_ROUTES
 from services.proxy.http.leases import LEASE_ROUTES
 from services.proxy.http.parking import PARKING_ROUTES
@@ -27,6 +27,7 @@ ROUTERS: Final = (
     mesh.router,
     tenants.router,
     quotas.router,
+    model_services.router,
     tokens.router,
     traces.router,
 )

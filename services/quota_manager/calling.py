@@ -27,9 +27,10 @@ from services.quota_manager.outgoing.errors import (
 from services.quota_manager.outputs import InvalidDocuments, documents_output, http_output
 from services.quota_manager.provider import Reading, read_answer
 from services.quota_manager.requests import http_call, is_repeatable, retrieve_call
-from services.quota_manager.scoring import InvalidPattern, NoScore, amount_of, compiled, decoded_json, score_of
+from services.quota_manager.scoring import amount_of, score_of
 from services.quota_manager.templates import InvalidTemplate
 from shared.kinds.provider_rules import Statuses, includes
+from shared.kinds.scoring import InvalidPattern, NoScore, compiled, decoded_json
 from shared.messages.grants import Granted
 from shared.policy.model.results import AttemptResult, refused
 from shared.runtime.byte_budget import ByteBudget, ByteShare

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from services.quota_manager.retry_headers import wait_s
-from services.quota_manager.scoring import MOST_JSON
 from shared.kinds.provider_rules import PointerIs, ProviderRule, When, compiled, includes
+from shared.kinds.scoring import MOST_JSON
 from shared.policy.model.results import UpstreamAnswer
 
 MOST_TEXT: Final = 32 << 10

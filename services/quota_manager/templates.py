@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from shared.kinds.places import PLACE
+from shared.kinds.places import PLACE, fill_text, filled_size
 
 _ORIGIN: Final = re.compile(r"https?://[^/?#{}\\\s]+(?=[/?#]|$)", re.IGNORECASE)
 """Scheme, host and port: without places, because a secret or a private address may depend on them."""
@@ -63,20 +63,6 @@ def _fill(part: str, values: Mapping[str, str], *, in_path: bool) -> str:
     return PLACE.sub(encoded, part)
 
 
-def filled_size(template: Any, values: Mapping[str, str]) -> int:
-    """Return the characters of the texts of a JSON value once they are filled: at least, without what is encoded.
-
-    A short template can repeat a long value, so it is counted before it is built. O(size of the template).
-    """
-    if isinstance(template, str):
-        return len(template) + sum(len(values.get(name, "")) for name in PLACE.findall(template))
-    if isinstance(template, dict):
-        return sum(filled_size(value, values) for value in template.values())
-    if isinstance(template, list):
-        return sum(filled_size(value, values) for value in template)
-    return 0
-
-
 def _check_size(what: str, template: Any, values: Mapping[str, str], most: int) -> None:
     """Check a template's size before it is filled. Raises InvalidTemplate."""
     size = filled_size(template, values)
@@ -91,7 +77,7 @@ def fill_query(query: Mapping[str, str], values: Mapping[str, str]) -> dict[str,
         InvalidTemplate: they would be too long for a URL.
     """
     _check_size("query", dict(query), values, MOST_URL)
-    return {name: _fill_text(value, values) for name, value in query.items()}
+    return {name: fill_text(value, values) for name, value in query.items()}
 
 
 def fill_json(template: Any, values: Mapping[str, str]) -> Any:
@@ -111,13 +97,9 @@ def fill_json(template: Any, values: Mapping[str, str]) -> Any:
 
 def _fill_json(template: Any, values: Mapping[str, str]) -> Any:
     if isinstance(template, str):
-        return _fill_text(template, values)
+        return fill_text(template, values)
     if isinstance(template, dict):
         return {key: _fill_json(value, values) for key, value in template.items()}
     if isinstance(template, list):
         return [_fill_json(value, values) for value in template]
     return template
-
-
-def _fill_text(template: str, values: Mapping[str, str]) -> str:
-    return PLACE.sub(lambda place: values.get(place[1], place[0]), template)

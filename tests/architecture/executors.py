@@ -9,7 +9,7 @@ from typing import Final
 
 from tests.architecture.source import Finding, Module
 
-RESOURCES: Final = ("cores", "slots", "memory_mb", "starts", "calls")
+RESOURCES: Final = ("cores", "slots", "memory_mb", "starts", "calls", "gpus")
 """Resources of the managers, written here independently of its declarations."""
 
 COMMON: Final = (["shared"], ["services", "proxy"], ["services", "scaling_planner"])

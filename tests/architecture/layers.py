@@ -23,6 +23,7 @@ LAYERS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "shared.policy.scaling": ("shared.policy.model", "shared.policy.order"),
     "shared.policy.routing": ("shared.policy.model",),
+    "shared.policy.serving": ("shared.policy.model",),
     "shared.runtime": (),
     "shared.tokens": (),
     "shared.messages": _BASE,

@@ -170,10 +170,12 @@ CALLS_OUT = frozenset(
         "shared/runtime/http_streams.py",
         "services/cpu_manager/environments/docker/engine.py",
         "services/cpu_manager/forwarder/served.py",
+        "services/gpu_manager/torch_server/serving.py",
     }
 )
 """The runtime's HTTP clients, of which `http_streams` reaches what operators have registered; that of the container
-engine, because aiodocker takes a connector of aiohttp; and the forwarder, which only serves with aiohttp."""
+engine, because aiodocker takes a connector of aiohttp; and the forwarder and the torch server, which only serve with
+aiohttp."""
 
 
 def http_goes_through_the_runtime(module: Module) -> Iterator[Finding]:

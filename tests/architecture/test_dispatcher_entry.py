@@ -21,7 +21,9 @@ OWN = ("shared/policy/dispatch/", "tests/shared/policy/")
 INSIDE = frozenset({"cluster", "registry", "handlers"})
 """Attributes of a dispatcher that hold its state."""
 
-PUBLIC = frozenset({"backlog", "batch_snapshots", "config", "dispatcher", "quota_stimuli", "stimuli", "views"})
+PUBLIC = frozenset(
+    {"backlog", "batch_snapshots", "config", "dispatcher", "quota_stimuli", "service_stimuli", "stimuli", "views"}
+)
 """Modules of the package that others may import: the entry, its values, and what reads return."""
 
 

@@ -69,6 +69,13 @@ METRICS = {
         "treadle_quota_manager_call_seconds",
         "treadle_quota_manager_calls",
     },
+    "gpu_manager": {
+        "treadle_gpu_manager_attempts_total",
+        "treadle_gpu_manager_evictions_total",
+        "treadle_gpu_manager_running",
+        "treadle_gpu_manager_step_seconds",
+        "treadle_gpu_manager_wait_seconds",
+    },
     "trajectory_router": {
         "treadle_trajectory_router_calls_total",
         "treadle_trajectory_router_first_byte_seconds",

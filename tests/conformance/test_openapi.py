@@ -124,6 +124,8 @@ ROUTES = [
     ("GET", "/v1/quotas/{quota}", None),
     ("PUT", "/v1/quotas/{quota}", {"concurrency": 2}),
     ("DELETE", "/v1/quotas/{quota}", None),
+    ("GET", "/v1/services", None),
+    ("GET", "/v1/services/{service}", None),
     ("POST", "/v1/actions/{id}/resume", None),
     ("POST", "/retrieve", {"query": "x"}),
     ("POST", "/t/{tenant}/{task}/retrieve", {"query": "x"}),
@@ -158,7 +160,7 @@ ROUTES = [
 
 async def test_while_valkey_is_away_every_route_answers_retry_after(stack_home: Path) -> None:
     names = {"task": "known", "batch": "b0", "id": "a" * 12, "trajectory": "t" + "0" * 16, "tenant": "ada"}
-    names["quota"] = "search"
+    names |= {"quota": "search", "service": "judge"}
     with running_valkey(stack_home) as url, running_service("proxy", url, PROXY_SUBMIT_RETRY_S="0.2") as proxy:
         await until(lambda: is_ready(proxy))
         with redis.Redis.from_url(url) as client:

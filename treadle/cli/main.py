@@ -26,6 +26,7 @@ COMMANDS = {
     "repair": "Cut a damaged file of Valkey back to its last whole command.",
     "tenants": "Show and set the weights of tenants.",
     "quota": "Show, watch and set quotas: slots and rates of external APIs.",
+    "services": "Show and watch model services: reward models, judges and teachers on GPUs.",
     "workers": "Show, add, drain and remove inference engines behind the trajectory router.",
     "trace": "Show what a trajectory's time was spent on; export its trace to OpenTelemetry.",
     "grade": "Grade a file of programs or answers as one batch.",

@@ -451,6 +451,43 @@ class QuotaList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     quotas: list[QuotaView]
 
 
+class EngineView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One engine of a model service: on one chunk of one node."""
+
+    node: str
+    gpus: list[int]
+    state: str
+    since: float
+    why: str
+    level: str
+    running: int
+    waiting: int
+    device_gb: float
+    host_gb: float
+    probe_at: float | None
+    measured_s: dict[str, float]
+
+
+class ModelServiceView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model service. Actions name it: `{"kind": "model.judge", "params": {"service": "judge-a", ...}}`."""
+
+    name: str
+    backend: str
+    api: str
+    model: str
+    degrees: list[int]
+    concurrency: int
+    awake_gb: float
+    nodes: list[str]
+    engines: list[EngineView]
+
+
+class ModelServiceList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All model services, by name."""
+
+    services: list[ModelServiceView]
+
+
 class QuotaLease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A lease that the caller holds."""
 

@@ -19,6 +19,7 @@ from treadle.client.answers import Answer, BatchView, BulkReceipt, NodeList, Nod
 from treadle.client.errors import TreadleError
 from treadle.client.graded import GradedBatch, NoProgress, ProgressListener
 from treadle.client.leases import AsyncLease, Quotas, requested
+from treadle.client.model_services import AsyncModelServices
 from treadle.client.quotas import AsyncQuotas
 from treadle.client.requests import (
     ActionKind,
@@ -81,6 +82,7 @@ class AsyncTreadle:
         self.trajectories = AsyncTrajectories(self._transport)
         self.tenants = AsyncTenants(self._transport)
         self.quotas = AsyncQuotas(self._transport)
+        self.model_services = AsyncModelServices(self._transport)
 
     @property
     def url(self) -> str:
@@ -310,11 +312,7 @@ class AsyncTreadle:
             raise failed
 
     async def _submit_all(
-        self,
-        graded: GradedBatch,
-        requests: Sequence[RewardRequest],
-        lines: Sequence[bytes],
-        progress: ProgressListener,
+        self, graded: GradedBatch, requests: Sequence[RewardRequest], lines: Sequence[bytes], progress: ProgressListener
     ) -> None:
         receipt = await self._submit_lines(graded.view.id, lines, progress.submitted)
         for rejection in receipt.rejected:

@@ -13,6 +13,7 @@ from treadle.client.asynchronous import CANCEL_S, AsyncTreadle
 from treadle.client.errors import LeaseLost
 from treadle.client.leases import AsyncLease
 from treadle.client.leases import Quotas as LeasedQuotas
+from treadle.client.model_services import AsyncModelServices
 from treadle.client.quotas import AsyncQuotas
 from treadle.client.retry import RetryPolicy
 from treadle.client.tenants import AsyncTenants
@@ -148,6 +149,13 @@ class Quotas(_Twin):
     delete = _blocking(AsyncQuotas.delete)
 
 
+class ModelServices(_Twin):
+    """Model services of one mesh."""
+
+    all = _blocking(AsyncModelServices.all)
+    view = _blocking(AsyncModelServices.view)
+
+
 class HeldLease(_Twin):
     """Amounts of quotas in a `with` block; see `AsyncLease`. They are renewed by the client's thread.
 
@@ -215,6 +223,7 @@ class Treadle(_Twin):
         self.trajectories = Trajectories(twin.trajectories, self._thread)
         self.tenants = Tenants(twin.tenants, self._thread)
         self.quotas = Quotas(twin.quotas, self._thread)
+        self.model_services = ModelServices(twin.model_services, self._thread)
 
     def quota(
         self, quotas: LeasedQuotas, *, wait_s: float = 20.0, ttl_s: float = 20.0, priority: float = 0.0

@@ -19,6 +19,10 @@ ActionKind = Literal[
     "math.verify",
     "answer.match",
     "python.function",
+    "model.judge",
+    "model.score",
+    "model.logprob",
+    "model.embed",
     "http",
     "search.retrieve",
 ]

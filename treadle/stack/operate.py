@@ -254,7 +254,7 @@ def _load_settings(environ: Mapping[str, str]) -> tuple[StackSettings, tuple[Ser
         settings = load(StackSettings)
     except WrongSetting as error:
         raise StackError(str(error)) from error
-    services = chosen_services(settings.services)
+    services = chosen_services(settings.services, environ)
     for service in services:
         service.address(environ)
     return settings, services

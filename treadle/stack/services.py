@@ -1,7 +1,8 @@
 """The services of a stack. To add a service, add a line to this table."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from shared.runtime.stack_state import StackError
 
@@ -21,6 +22,8 @@ class ServiceSpec:
     host: str = "127.0.0.1"
     secrets: str = ""
     """Prefix of variables that no other process of the stack receives; empty: none."""
+    when: Callable[[Mapping[str, str]], bool] = lambda _: True
+    """Whether a stack without ``STACK_SERVICES`` runs it, by the environment."""
 
     def address(self, environ: Mapping[str, str]) -> tuple[str, int]:
         """Return host and port, from ``<NAME>_HOST`` and ``<NAME>_PORT`` if they are set.
@@ -35,25 +38,32 @@ class ServiceSpec:
         return environ.get(f"{prefix}_HOST", self.host), int(port)
 
 
+def has_gpus(environ: Mapping[str, str]) -> bool:
+    """Return whether this machine has NVIDIA GPUs, or ``GPU_MANAGER_DEVICES`` describes some."""
+    return bool(environ.get("GPU_MANAGER_DEVICES", "").strip()) or any(Path("/dev").glob("nvidia[0-9]*"))
+
+
 SERVICES = (
     ServiceSpec(PROXY, "services.proxy.app:create_app", PROXY_PORT),
     ServiceSpec("scaling_planner", "services.scaling_planner.app:create_app"),
     ServiceSpec("cpu_manager", "services.cpu_manager.app:create_app"),
     ServiceSpec("quota_manager", "services.quota_manager.app:create_app", secrets="QUOTA_SECRET_"),
+    ServiceSpec("gpu_manager", "services.gpu_manager.app:create_app", when=has_gpus),
     ServiceSpec("trajectory_router", "services.trajectory_router.app:create_app"),
 )
 SECRET_PREFIXES = tuple(spec.secrets for spec in SERVICES if spec.secrets)
 """Prefixes of variables that are secrets of one service."""
 
 
-def chosen_services(names: str) -> tuple[ServiceSpec, ...]:
-    """Return the services of ``STACK_SERVICES`` (``cpu_manager`` for a node that only executes); all if it is empty.
+def chosen_services(names: str, environ: Mapping[str, str]) -> tuple[ServiceSpec, ...]:
+    """Return the services of ``STACK_SERVICES`` (``cpu_manager`` for a node that only executes); all that this machine
+    can run if it is empty.
 
     Raises:
         StackError: a name is not in the table and has no factory.
     """
     if not names:
-        return SERVICES
+        return tuple(spec for spec in SERVICES if spec.when(environ))
     known = {spec.name: spec for spec in SERVICES}
     chosen = []
     for entry in names.split(","):

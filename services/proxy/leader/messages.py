@@ -33,10 +33,11 @@ from shared.messages.quotas import QuotaChanged
 from shared.messages.targets import CompletionExpected, TargetSet
 from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.quota_stimuli import QuotaSet
+from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.stimuli import Stimulus
+from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.formulation import AskInventory, CloseEnvironment, PullImage, Revoke, SetShare
 from shared.policy.model.reports import HeldGrant
-from shared.policy.resources.chunks import Chunk, ServedModel
 from shared.policy.resources.resource import lasting
 from shared.runtime.units import Epoch, Seconds
 
@@ -119,7 +120,7 @@ def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
     return stimuli.InventoryReported(taken.node, taken.incarnation, held, environments)
 
 
-def to_services(changed: ServicesChanged) -> stimuli.ServicesReported:
+def to_services(changed: ServicesChanged) -> ServicesReported:
     """Convert a node's report of its model services."""
     services = {
         one.service: ServedModel(
@@ -132,7 +133,7 @@ def to_services(changed: ServicesChanged) -> stimuli.ServicesReported:
         for one in changed.services
     }
     device_gb, bad = tuple(changed.device_gb), tuple(changed.bad)
-    return stimuli.ServicesReported(changed.node, changed.incarnation, changed.resource, services, device_gb, bad)
+    return ServicesReported(changed.node, changed.incarnation, changed.resource, services, device_gb, bad)
 
 
 def to_foreseen(expected: EnvironmentsExpected) -> Iterator[stimuli.ImagesExpected]:

@@ -98,6 +98,8 @@ class ActionState:
     """Some of them are estimates."""
     scalable: Scalable | None = None
     """Duration on each of its amounts, from the last call."""
+    reported: tuple[int, ...] = ()
+    """Numbers of its units as its node reports them, before they are taken."""
     lane: Lane | None = None
     """Lane where it waits; while it is granted, the lane where it last waited."""
     key: EbfKey = field(init=False)
@@ -122,7 +124,8 @@ class ActionState:
         self.scales = work.elasticity is not None and len(work.amounts) > 1
         self.resource = work.pool.partition("@")[0]
         self.pool_units = work.units.get(self.resource, 0)
-        kind = f"{work.kind} scaled" if self.scales else work.kind  # another sort of work, usually far longer
+        kind = f"{work.kind} {work.service}" if work.service else work.kind
+        kind = f"{kind} scaled" if self.scales else kind  # another sort of work, usually far longer
         self.duration_key = (self.request.tenant, self.request.task, kind)
 
     @property
@@ -133,9 +136,9 @@ class ActionState:
         """
         return self.work.amounts[-1] if self.scales and not self.request.batch else self.pool_units
 
-    def use(self, now: float = 0.0, numbers: tuple[int, ...] = ()) -> Use:
-        """Return the purpose of its units. `numbers`: of its units, as its node reports them."""
-        return Use(self.work.service, now, numbers) if self.work.service or numbers else NO_USE
+    def use(self, now: float = 0.0) -> Use:
+        """Return the purpose of its units."""
+        return Use(self.work.service, now, self.reported) if self.work.service or self.reported else NO_USE
 
     @property
     def is_like_others(self) -> bool:
@@ -173,7 +176,9 @@ class ActionState:
         need = self.request.need
         if self.begins and need is not None and need.kind not in node.kinds:
             return False
-        return node.could_ever(self.work.kind, self.needs, self.use())
+        units, need = self.units if self.parked else self.work.units, self.request.need
+        needs = need.begun_by(units) if self.begins and need is not None else units
+        return node.could_ever(self.work.kind, needs, self.use())
 
     @property
     def is_last(self) -> bool:

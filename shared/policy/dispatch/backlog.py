@@ -133,7 +133,8 @@ def _begun(action: ActionState) -> EnvironmentNeed | None:
 
 def _kind(work: Work, begun: EnvironmentNeed | None) -> str:
     """Everything a node has to offer for it: `env.bash` and, if it begins an environment, `runtime.docker`."""
-    return work.kind if begun is None else f"{work.kind} and {begun.kind}"
+    kind = f"{work.kind} by the model service {work.service!r}" if work.service else work.kind
+    return kind if begun is None else f"{kind} and {begun.kind}"
 
 
 def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
@@ -178,6 +179,8 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
         return "its deadline came while it waited for an earlier action of its trajectory"
     if action.postponed and action.begins:
         return f"its deadline came while its environment could not be made: {action.postponed}"
+    if action.postponed and work.service:
+        return f"its deadline came while {work.service!r} could not serve it: {action.postponed}"
     if lane is not None and lane.node and lane.node not in cluster.nodes.present:
         return f"its deadline came while {lane.node}, where its environment is, was away"
     if action.work.quotas and not cluster.quotas.fits(action.amounts, action.request.deadline_s):

@@ -49,7 +49,7 @@ class ClusterState:
     """Next time at which a blocked head's quotas are refilled: then a scheduling round may grant it."""
     newest_serial: int = 0  # of a grant
     swap_wait_s: float = 5.0
-    """Seconds for which work waits before it evicts a model service that waiting work uses."""
+    """See `DispatchConfig`."""
 
     def __post_init__(self) -> None:
         self.prefetch = Prefetch(self.nodes.rankings)
@@ -60,23 +60,16 @@ class ClusterState:
     # ---- grants ------------------------------------------------------------------------------------------------
 
     def assign(
-        self,
-        action: ActionState,
-        node: Node,
-        now: float,
-        *,
-        prefetched: bool = False,
-        adopted: bool = False,
-        numbers: tuple[int, ...] = (),
+        self, action: ActionState, node: Node, now: float, *, prefetched: bool = False, adopted: bool = False
     ) -> None:
         """Assign an action to a node and take its units and quotas. A prefetched one enters the node's queue, and takes
-        no units before it starts. `adopted`: the node reports it, with the numbers of its units if they have any.
+        no units before it starts. `adopted`: the node reports it.
         """
         self._add_grant(action, node, now)
         if prefetched:
             self.prefetch.add(action)
         else:
-            self._allocate(action, node, now, adopted=adopted, numbers=numbers)
+            self._allocate(action, node, now, adopted=adopted)
 
     def _add_grant(self, action: ActionState, node: Node, now: float) -> None:
         self.newest_serial += 1
@@ -105,10 +98,9 @@ class ClusterState:
             while (action := self.prefetch.first(node)) is not None and node.has_free(action.units):
                 self.start_prefetched(action, node, now)
 
-    def _allocate(
-        self, action: ActionState, node: Node, now: float, *, adopted: bool = False, numbers: tuple[int, ...] = ()
-    ) -> None:
-        node.take(action.units, action.request.id, action.use(now, numbers))
+    def _allocate(self, action: ActionState, node: Node, now: float, *, adopted: bool = False) -> None:
+        node.take(action.units, action.request.id, action.use(now))
+        action.reported = ()
         action.allocated, action.expected_end_s = True, now + action.expected_s
         self.prefetch.count_short(action)
         if action.work.quotas:
@@ -249,7 +241,8 @@ class ClusterState:
                 action.move("granted")
             action.expected_s = self.durations.expect(action, action.granted_units)
             action.attempt, action.parked_s = held.attempt, held.paused_s
-            self.assign(action, node, since_s, prefetched=held.queued, adopted=True, numbers=held.numbers)
+            action.reported = held.numbers
+            self.assign(action, node, since_s, prefetched=held.queued, adopted=True)
             action.expected_end_s += held.paused_s
 
     def _adopt_parked(self, action: ActionState, node: Node, held: HeldGrant, since_s: float, now: float) -> None:

@@ -25,6 +25,7 @@ class DispatchConfig:
     """Actions that one turn ends for cancellations, and as many for their deadlines: some 10 ms each, with the
     answers. More wait for later turns."""
     swap_wait_s: float = 5.0
-    """Seconds for which work waits before it evicts a model service that other waiting work uses."""
+    """Turn of a model service on its chunk, from its first grant there: before its end, work of another service does
+    not evict it while work waits for it."""
     elastic: ElasticRules = field(default_factory=ElasticRules)
     """Rules for units beyond the fewest."""

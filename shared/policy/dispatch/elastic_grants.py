@@ -70,7 +70,15 @@ def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted
     """Arrange one node's units. Returns the evicted grants and sets the units of the others."""
     elastic, node, resource = cluster.elastic, granted[0].node, granted[0].action.resource
     units_of = node.resources[resource]
-    known = [(one, None if _is_fixed(one, units_of) else cluster.durations.scalable(one.action)) for one in granted]
+    known = [
+        (
+            one,
+            None
+            if _is_fixed(one, units_of)
+            else possible(cluster.durations.scalable(one.action), units_of, one.action),
+        )
+        for one in granted
+    ]
     candidates = [(one, scaled) for one, scaled in known if scaled is not None]
     if not candidates or elastic.rule is None:
         return []
@@ -92,8 +100,11 @@ def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted
     kept, evicted = [one for one, _ in candidates[: len(units)]], [one for one, _ in candidates[len(units) :]]
     after = {one.action.request.id: amount for one, amount in zip(kept, units, strict=True)}
     if after != before:
-        uses = {one.action.request.id: one.action.use(now) for one in kept}
+        uses = {one.action.request.id: one.action.use(now) for one, _ in candidates}
         node.rearrange(resource, before, dict(reversed(after.items())), uses)  # the last first, as in the DP
+        if units_of.spec.is_structured and not all(map(units_of.numbers, after)):
+            node.rearrange(resource, after, before, uses)  # the DP does not know which chunk is usable for whom
+            return []
         for one in evicted:
             one.action.units = {**one.action.units, resource: 0}
         for one, amount in zip(kept, units, strict=True):
@@ -102,6 +113,16 @@ def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted
         for one in kept:
             _renumber(commands, one, units_of.numbers(one.action.request.id))
     return evicted
+
+
+def possible(scaled: Scalable | None, resource: Resource, action: ActionState) -> Scalable | None:
+    """Return an action without the amounts that this resource can never give it; None if these are the fewest."""
+    if scaled is None or not resource.spec.is_structured:
+        return scaled
+    able = [at for at, amount in enumerate(scaled.amounts) if resource.could_ever(amount, action.use())]
+    if not able or able[0]:
+        return None
+    return Scalable(tuple(scaled.amounts[at] for at in able), scaled.durations_s[able])
 
 
 def _is_fixed(one: NewGrant, resource: Resource) -> bool:
@@ -145,9 +166,17 @@ def _undo(cluster: ClusterState, one: NewGrant) -> None:
 def predicted_ends(cluster: ClusterState, node: Node, resource: str, but: set[str]) -> list[float]:
     """Absolute seconds at which each taken unit is predicted free, without the units of the candidates."""
     ends_s: list[float] = []
+    shared: dict[tuple[int, ...], float] = {}
+    """Numbers of shared units -> last end of those that share them."""
     for name, action in cluster.granted.get(node.name, {}).items():
-        if action.allocated and name not in but:
+        if not action.allocated or name in but:
+            continue
+        if numbers := node.numbers(resource, name):
+            shared[numbers] = max(shared.get(numbers, action.expected_end_s), action.expected_end_s)
+        else:
             ends_s += [action.expected_end_s] * action.units.get(resource, 0)
+    for numbers, end_s in shared.items():
+        ends_s += [end_s] * len(numbers)
     for orphan in node.orphans.values():
         ends_s += [orphan.since_s] * orphan.units.get(resource, 0)
     return ends_s

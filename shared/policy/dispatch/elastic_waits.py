@@ -16,7 +16,7 @@ from typing import Final
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
-from shared.policy.dispatch.elastic_grants import NewGrant, predicted_ends, seconds_until
+from shared.policy.dispatch.elastic_grants import NewGrant, possible, predicted_ends, seconds_until
 from shared.policy.elastic.scheduling import KnownWait, enough
 from shared.policy.resources.ledger import Node
 
@@ -57,7 +57,8 @@ class ElasticWaits:
 
     def _worth_waiting_for(self, node: Node, action: ActionState, free: int) -> int:
         """Return the units of a node that an action should wait for. If they are free, it need not wait."""
-        durations, now, known = self.cluster.durations.scalable(action), self.now, self.cluster.elastic_waits
+        now, known = self.now, self.cluster.elastic_waits
+        durations = possible(self.cluster.durations.scalable(action), node.resources[action.resource], action)
         if durations is None:
             return action.pool_units
         name, unchanged = action.request.id, node.name not in self.cluster.nodes.rankings.changed

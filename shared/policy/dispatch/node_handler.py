@@ -6,7 +6,7 @@ and its units stay taken until the node reports its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shared.policy.dispatch.action_registry import ActionRegistry
@@ -15,9 +15,10 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.parking import ParkingHandler
 from shared.policy.dispatch.placement import place_pull
+from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.model.formulation import AskInventory, Command, PullImage, Revoke
 from shared.policy.model.reports import HeldGrants, is_listed
-from shared.policy.resources.chunks import Chunks, Served
+from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.ledger import Node
 
 
@@ -112,25 +113,17 @@ class NodeHandler:
         node.images.changed(here, gone)
         return bool(here) and self.cluster.queues.requeue_due(now, here) > 0
 
-    def services_reported(
-        self,
-        name: str,
-        incarnation: str,
-        resource: str,
-        services: Served,
-        device_gb: Sequence[float],
-        bad: Sequence[int],
-    ) -> bool:
+    def services_reported(self, report: ServicesReported) -> bool:
         """Apply a report of model services. Work that no node could run is queued again if the report may change that.
 
         False: this incarnation is unknown, or has no such chunks.
         """
-        node = self.cluster.nodes.incarnation(name, incarnation)
-        chunks = None if node is None else node.resources.get(resource)
+        node = self.cluster.nodes.incarnation(report.node, report.incarnation)
+        chunks = None if node is None else node.resources.get(report.resource)
         if node is None or not isinstance(chunks, Chunks):
             return False
         before = chunks.offer
-        chunks.report(services, device_gb, bad)
+        chunks.report(report.services, report.device_gb, report.bad)
         self.cluster.nodes.served(node)
         if chunks.offer != before:
             self.cluster.queues.nodes_changed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from math import isclose
 
@@ -22,6 +23,8 @@ def check_lanes(pool: Pool, queued: dict[str, ActionState]) -> None:
         assert lane is pool or waiting, f"{pool.name}: the lane {lane.name} is empty"
         rest -= waiting
     assert not rest, f"{pool.name}: its lanes contain what waits for it, not {rest}"
+    services = Counter(one.work.service for one in queued.values() if one.work.service)
+    assert services == pool.services, f"{pool.name}: waiting actions by model service"
 
 
 def check_demand(

@@ -6,7 +6,6 @@ trajectory, or postponed).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -42,8 +41,6 @@ class Queues:
     shares: QuotaShares = field(default_factory=QuotaShares)
     """Shares in quotas with weights: the ledger's."""
     waiting_amounts: WaitingAmounts = field(default_factory=WaitingAmounts)
-    waiting_services: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(Pool, model service) -> waiting actions that use it."""
     withdrawn: set[str] = field(default_factory=set)
     """Batches that are being cancelled, and have more actions than one turn ends."""
     _pools_made: int = 0
@@ -96,8 +93,7 @@ class Queues:
         request = action.request
         self.batches.count_waiting(request, (pool.name, lane.name, request.tenant))
         self.queued[request.id] = action
-        if action.work.service:
-            self.waiting_services[pool.name, action.work.service] += 1
+        pool.count_service(action.work.service, 1)
         self.waiting_amounts.add(action)
         pool.queued += 1
         pool.queued_s += action.expected_s * action.pool_units
@@ -138,9 +134,7 @@ class Queues:
         return True
 
     def dequeue(self, action: ActionState) -> None:
-        """Remove an action from its queue because it is on a node now. Its demand remains, or begins if it waited for
-        quotas.
-        """
+        """Remove an action from its queue: it is on a node. Its demand remains, or begins if it waited for quotas."""
         self._leave(action)
         if not action.in_demand:
             self._add_demand(self.pool(action.work.pool), action)
@@ -164,10 +158,7 @@ class Queues:
             counted = self.waiting_amounts.counted[request.id]
             pool.quota_demand.remove(counted, action.wanted_units, outside=not request.batch)
         del self.queued[request.id]
-        if service := action.work.service:
-            self.waiting_services[pool.name, service] -= 1
-            if not self.waiting_services[pool.name, service]:
-                del self.waiting_services[pool.name, service]
+        pool.count_service(action.work.service, -1)
         self.waiting_amounts.remove(action)
 
     def remove_demand(self, action: ActionState) -> None:
@@ -331,8 +322,6 @@ class Queues:
         held = list(held)
         self.lanes.check(self.pools.values())
         self.waiting_amounts.check(self.queued)
-        services = Counter((one.work.pool, one.work.service) for one in self.queued.values() if one.work.service)
-        assert services == self.waiting_services, "waiting actions by model service"
         for pool in self.pools.values():
             queued = {name: action for name, action in self.queued.items() if action.work.pool == pool.name}
             check_lanes(pool, queued)

@@ -34,12 +34,12 @@ from shared.policy.dispatch.quota_turns import QuotaTurns
 from shared.policy.dispatch.quota_waits import Need
 from shared.policy.dispatch.shares import update_shares
 from shared.policy.dispatch.sleeping import SleepingHeads, follows, sleeper
+from shared.policy.dispatch.stuck import is_stuck
 from shared.policy.dispatch.swaps import Swaps
 from shared.policy.model.formulation import Command, Grant, Resume
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
-from shared.policy.resources.quota_refusals import why_never
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class SchedulingRound:
         node = self._place(pool, lane, action)
         if node is not None:
             self._grant(lane, action, node, is_head=True)
-        elif self._is_stuck(pool, lane, action):
+        elif is_stuck(cluster, pool, lane, action):
             cluster.queues.set_stuck(lane, action)
         elif shares := self._reshare(pool, lane, action):
             self.commands += shares
@@ -148,20 +148,16 @@ class SchedulingRound:
             waits = head in self.turns.held_back or head in self.swaps.waiting
             if not waits and not follows(self.waits.nodes, nodes, action):
                 self.blocked.append(Blocked(action, pool, lane))
-            self._backfill(pool, lane)
+            if not self._backfill(pool, lane) and head in self.swaps.waiting:
+                self.swaps.insisting = head
+                if (node := self._place(pool, lane, action)) is not None:
+                    self._grant(lane, action, node, is_head=True)
+                    return bool(lane.queue)
             if (one := sleeper(cluster, pool, lane, self.now)) is not None:
                 cluster.queues.lanes.sleep(one, cluster.quotas, self.now)
                 self.sleeping.served.add((pool.name, lane.name))
             return False
         return bool(lane.queue)
-
-    def _is_stuck(self, pool: Pool, lane: Lane, action: ActionState) -> bool:
-        """Return whether no present node and no present limit of its quotas will ever let the head start."""
-        if action.work.quotas and why_never(self.cluster.quotas, action.needed_quotas):
-            return True
-        if action.request.id == lane.feasible or not self.cluster.nodes.of(pool, lane):
-            return False
-        return not is_possible(self.cluster, pool, lane, action)
 
     def _reshare(self, pool: Pool, lane: Lane, action: ActionState) -> list[Command]:
         """Update the shares of a pool for a head that fits no node, at most once in the round."""
@@ -212,19 +208,19 @@ class SchedulingRound:
             return None
         return None if self.forbids(node, action) else node
 
-    def _backfill(self, pool: Pool, lane: Lane) -> None:
-        """Grant work behind a head that does not fit, as its reservation allows."""
-        cluster = self.cluster
-        if cluster.nodes.are_structured(pool):
-            self._backfill_structured(pool, lane)
-            return
+    def _backfill(self, pool: Pool, lane: Lane) -> int:
+        """Grant work behind a head that does not fit, as its reservation allows. Returns the number of grants.
+
+        Free units do not limit work that may join others (`is_structured`). Its search ends for all work of one sort
+        when no node has a place for one.
+        """
+        cluster, joins, before = self.cluster, self.cluster.nodes.are_structured(pool), len(self.new_grants)
         most = most_free(cluster, pool, lane)
-        if not most:
-            return
         most_elastic = most
-        lacking: set[int] = set()  # works that lack quotas: nothing is given back in a round
-        for action in [cluster.queues.queued[name] for name in behind_head(lane)]:
-            if id(action.work) in lacking or action.pool_units > (most_elastic if action.scales else most):
+        lacking: set[int] = set()  # works that lack quotas or a chunk: nothing is given back in a round
+        for action in [cluster.queues.queued[name] for name in behind_head(lane)] if most or joins else ():
+            more_than_free = action.pool_units > (most_elastic if action.scales else most)
+            if id(action.work) in lacking or (more_than_free and not joins):
                 continue
             node = self._place(pool, lane, action)
             if action.scales:
@@ -232,28 +228,13 @@ class SchedulingRound:
             if node is not None:
                 self._grant(lane, action, node, is_head=False)
                 most = most_free(cluster, pool, lane)
-                if not most:
-                    return
+                if not (most or joins):
+                    break
             elif not is_possible(cluster, pool, lane, action):
                 cluster.queues.set_stuck(lane, action)
-            elif action.work.quotas and action.is_like_others and self.turns.lacks_for_all(action):
+            elif action.is_like_others and (joins or (action.work.quotas and self.turns.lacks_for_all(action))):
                 lacking.add(id(action.work))
-
-    def _backfill_structured(self, pool: Pool, lane: Lane) -> None:
-        """Backfill for units with a structure: work may join others, so free units do not limit it. The search
-        ends for all work of one sort when no node has a place for it.
-        """
-        lacking: set[int] = set()
-        for action in [self.cluster.queues.queued[name] for name in behind_head(lane)]:
-            if id(action.work) in lacking:
-                continue
-            node = self._place(pool, lane, action)
-            if node is not None:
-                self._grant(lane, action, node, is_head=False)
-            elif not is_possible(self.cluster, pool, lane, action):
-                self.cluster.queues.set_stuck(lane, action)
-            elif action.is_like_others and action.request.id not in self.swaps.waiting:
-                lacking.add(id(action.work))
+        return len(self.new_grants) - before
 
     def next_wake_s(self) -> float:
         """Return when the quotas of a blocked head are refilled next; infinity if none waits for that."""
@@ -336,16 +317,3 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
         raise InvariantError(f"{scheduling.trying}: {type(error).__name__}: {error}", scheduling.trying) from error
     cluster.next_wake_s = scheduling.next_wake_s()
     return grant_elastic_units(cluster, now, commands, scheduling.new_grants) if scheduling.scales else commands
-
-
-def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
-    """Set a new action aside if no present node could ever take it. Deep in a queue, this would not be noticed."""
-    lane = action.lane
-    if lane is None or action.request.id in lane.behind:
-        return
-    if action.work.quotas and why_never(cluster.quotas, action.amounts):
-        cluster.queues.set_stuck(lane, action)
-        return
-    pool = cluster.queues.pool(action.work.pool)
-    if cluster.nodes.of(pool, lane) and not is_possible(cluster, pool, lane, action):
-        cluster.queues.set_stuck(lane, action)

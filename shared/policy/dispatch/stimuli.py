@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.policy.dispatch.quota_stimuli import QuotaEvent
+from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.model.formulation import Request, StageAct, TrajectoryEnd
 from shared.policy.model.reports import Ended, HeldGrants
-from shared.policy.resources.chunks import Served
 
 # ---- requests --------------------------------------------------------------------------------------------------------
 
@@ -180,9 +180,7 @@ class ImagesExpected:
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """A node has started, or a new leader reads its hello. It gets no grants before its inventory is read. A repeated
-    hello of the same incarnation may offer more kinds than before.
-    """
+    """Hello of a node. It gets no grants before its inventory is read. A repeated one may offer more kinds."""
 
     node: str
     incarnation: str
@@ -233,19 +231,6 @@ class ImagesReported:
     incarnation: str
     added: tuple[str, ...]
     removed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ServicesReported:
-    """Model services of a node, and its bad GPUs. Comes with each inventory, and when anything of it changes."""
-
-    node: str
-    incarnation: str
-    resource: str
-    services: Served
-    device_gb: tuple[float, ...]
-    """Memory of each GPU."""
-    bad: tuple[int, ...] = ()
 
 
 # ---- planner and time ------------------------------------------------------------------------------------------------

@@ -23,9 +23,10 @@ from shared.policy.dispatch.node_handler import NodeHandler
 from shared.policy.dispatch.parking import ParkingHandler
 from shared.policy.dispatch.quota_amounts import estimate_amounts
 from shared.policy.dispatch.quota_stimuli import AmountRestored, BrakeRestored, HoldRestored, LevelRestored, QuotaSet
-from shared.policy.dispatch.scheduling_round import set_aside_stuck
+from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
+from shared.policy.dispatch.stuck import set_aside_stuck
 from shared.policy.model.formulation import Command
 from shared.policy.model.quotas import Level
 from shared.policy.resources.ledger import Node
@@ -91,7 +92,7 @@ class StimulusHandlers:
             stimuli.SilenceIgnored: self._silence_ignored,
             stimuli.InventoryReported: self._inventory_reported,
             stimuli.ImagesReported: self._images_reported,
-            stimuli.ServicesReported: self._services_reported,
+            ServicesReported: self._services_reported,
             QuotaSet: self._quota_set,
             HoldRestored: self._hold_restored,
             LevelRestored: self._level_restored,
@@ -232,15 +233,8 @@ class StimulusHandlers:
     # ---- nodes -------------------------------------------------------------------------------------------------
 
     def _node_joined(self, now: float, hello: stimuli.NodeJoined) -> list[Command] | None:
-        node = Node(
-            hello.node,
-            hello.incarnation,
-            hello.node_class,
-            hello.capacity,
-            hello.kinds,
-            self.specs,
-            prefetches=hello.prefetches,
-        )
+        known_by = hello.node, hello.incarnation, hello.node_class
+        node = Node(*known_by, hello.capacity, hello.kinds, self.specs, prefetches=hello.prefetches)
         return self._nodes.joined(now, node)
 
     def _node_seen(self, now: float, beat: stimuli.NodeSeen) -> None:
@@ -265,11 +259,8 @@ class StimulusHandlers:
         requeued = self._nodes.images_changed(now, report.node, report.incarnation, added, report.removed)
         return [] if requeued else None
 
-    def _services_reported(self, _: float, report: stimuli.ServicesReported) -> list[Command] | None:
-        known = self._nodes.services_reported(
-            report.node, report.incarnation, report.resource, report.services, report.device_gb, report.bad
-        )
-        return [] if known else None
+    def _services_reported(self, _: float, report: ServicesReported) -> list[Command] | None:
+        return [] if self._nodes.services_reported(report) else None
 
     # ---- quotas ------------------------------------------------------------------------------------------------
 

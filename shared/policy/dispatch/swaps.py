@@ -1,9 +1,10 @@
 """Order of work that would evict a model service: requests of one service are batched before a swap.
 
 An action whose service is not resident waits, and work behind it that needs no restore goes first. Laws:
-  - it waits only while other work of its pool waits for a service that its restore would evict, and for `swap_wait_s`
-    at most from its arrival in the queue;
-  - it reserves nothing meanwhile, so that the work behind it may use the chunk.
+  - it waits only while a service that its restore would evict has its turn: other work of the pool waits for it, and
+    `swap_wait_s` have not passed since its first grant there after it became resident;
+  - work behind it restores nothing on the units for which it waits, so no later turn begins there;
+  - it waits for no work that cannot start: if nothing behind it was granted, it is.
 """
 
 from __future__ import annotations
@@ -23,14 +24,25 @@ class Swaps:
     now: float
     waiting: set[str] = field(default_factory=set)
     """Actions that wait for the work of other services."""
+    insisting: str = ""
+    """Action that waits no longer."""
+    _wanted: dict[str, set[int]] = field(default_factory=dict)
+    """Node -> numbers of the units for which actions wait."""
 
     def too_early(self, node: Node, action: ActionState) -> bool:
-        """Return whether an action does better to wait: on this node it would evict a service that is in demand."""
-        waiting, pool = self.cluster.queues.waiting_services, action.work.pool
-        if not waiting or self.now - action.queued_s >= self.cluster.swap_wait_s:
+        """Return whether an action does better to wait: on this node it would evict a service that has its turn."""
+        resource, use = node.resources[action.resource], action.use()
+        numbers = resource.restores_on(action.pool_units, use)
+        if not numbers or action.request.id == self.insisting:
             return False
-        evicted = node.resources[action.resource].evicts(action.pool_units, action.use())
-        if not any((pool, service) in waiting for service in evicted if service != action.work.service):
+        wanted = self._wanted.get(node.name, set())
+        if wanted.isdisjoint(numbers) and not self._is_someones_turn(node, action):
             return False
         self.waiting.add(action.request.id)
+        self._wanted.setdefault(node.name, set()).update(numbers)
         return True
+
+    def _is_someones_turn(self, node: Node, action: ActionState) -> bool:
+        begun_s, waiting = self.now - self.cluster.swap_wait_s, self.cluster.queues.pool(action.work.pool).services
+        evicted = node.resources[action.resource].evicts(action.pool_units, action.use())
+        return any(since_s > begun_s and service in waiting for service, since_s in evicted)

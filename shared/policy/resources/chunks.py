@@ -12,52 +12,14 @@ from the set of free GPUs. Laws (tests/shared/policy/resources/test_chunks.py):
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served
+from shared.policy.resources.chunk_states import ChunkStates, blocks_of
+from shared.policy.resources.model_residency import ModelResidency
 from shared.policy.resources.resource import NO_USE, Operator, Rank, Resource, ResourceSpec, Use
-
-SIZES: Final = (1, 2, 4, 8)
-"""GPUs of a chunk: the degrees of parallelism."""
-LARGEST: Final = SIZES[-1]
-
-
-class Chunk(NamedTuple):
-    """GPUs `first` to `first + size - 1` of a node."""
-
-    first: int
-    size: int
-
-    @property
-    def mask(self) -> int:
-        """Its GPUs as bits."""
-        return ((1 << self.size) - 1) << self.first
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Its GPUs."""
-        return tuple(range(self.first, self.first + self.size))
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """One model service as a node reports it."""
-
-    degrees: tuple[int, ...]
-    """GPUs that one engine of it may use."""
-    concurrency: int = 1
-    """Most actions that use one engine at the same time."""
-    awake_gb: float = 0.0
-    """Memory of each GPU that an engine of it needs."""
-    resident: frozenset[Chunk] = frozenset()
-    """Chunks that hold it: an action starts there without a restore."""
-    unusable: frozenset[Chunk] = frozenset()
-    """Chunks where its engine is quarantined."""
-
-
-Served = Mapping[str, ServedModel]
 
 
 @dataclass(slots=True)
@@ -68,7 +30,7 @@ class _Busy:
     holders: set[str]
 
 
-class Choice(NamedTuple):
+class ChunkChoice(NamedTuple):
     """Chunk for a holder, with what is better about it first. Smaller is better; comparable between nodes."""
 
     joins: int
@@ -85,37 +47,23 @@ class Choice(NamedTuple):
 class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
-    __slots__ = (
-        "_bad",
-        "_beyond",
-        "_busy",
-        "_gb_of",
-        "_held",
-        "_largest",
-        "_resident",
-        "_share",
-        "_used_s",
-        "capacity",
-        "served",
-        "spec",
-    )
+    __slots__ = ("_bad", "_beyond", "_busy", "_held", "_largest", "_mask", "_share", "capacity", "models", "spec")
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
         self.spec = spec
         self.capacity = capacity
-        self.served: Served = {}
-        """Model services of the node, as last reported."""
+        self.models = ModelResidency()
+        """Model services that its chunks hold."""
         self._share: int | None = None
         self._bad = 0
-        self._gb_of: tuple[float, ...] = ()
+        """Bad GPUs, as bits."""
+        self._mask = 0
+        """GPUs in busy chunks, as bits."""
         self._busy: dict[Chunk, _Busy] = {}
         self._held: dict[str, Chunk] = {}
+        """Holder -> its chunk."""
         self._beyond: dict[str, int] = {}
         """Holder -> GPUs that the node reports, and that cannot be placed here."""
-        self._resident: dict[Chunk, set[str]] = {}
-        """Chunk -> services that it holds, as reported and as later grants imply."""
-        self._used_s: dict[int, float] = {}
-        """GPU -> time of its last grant."""
         self._largest = LARGEST
 
     def __repr__(self) -> str:
@@ -125,20 +73,14 @@ class Chunks:
 
     def report(self, served: Served, device_gb: Sequence[float], bad: Iterable[int] = ()) -> None:
         """Apply the node's report of its model services, the memory of its GPUs, and bad GPUs."""
-        self.served, self._gb_of = dict(served), tuple(device_gb)
+        self.models.report(served, device_gb, ((chunk, busy.service) for chunk, busy in self._busy.items()))
         self._bad = sum(1 << gpu for gpu in set(bad) if 0 <= gpu < self.capacity)
         self._largest = max((degree for one in served.values() for degree in one.degrees), default=LARGEST)
-        self._resident = {}
-        for name, one in served.items():
-            for chunk in one.resident:
-                self._resident.setdefault(chunk, set()).add(name)
-        for chunk, busy in self._busy.items():  # granted, and maybe not restored when the report was written
-            self._resident.setdefault(chunk, set()).add(busy.service)
 
     @property
     def offer(self) -> object:
         """What decides which work could ever run here; to be compared."""
-        services = {name: (one.degrees, one.unusable) for name, one in self.served.items()}
+        services = {name: (one.degrees, one.unusable) for name, one in self.models.served.items()}
         return services, self._bad
 
     # ---- units -------------------------------------------------------------------------------------------------
@@ -155,7 +97,7 @@ class Chunks:
     @property
     def used(self) -> int:
         """GPUs in busy chunks."""
-        return self._busy_mask().bit_count() + sum(self._beyond.values())
+        return self._mask.bit_count() + sum(self._beyond.values())
 
     @property
     def shared(self) -> int:
@@ -165,7 +107,7 @@ class Chunks:
     @property
     def free(self) -> int:
         """GPUs that the node owns and that are neither busy nor bad."""
-        usable = self.capacity - (self._bad & ~self._busy_mask()).bit_count()
+        usable = self.capacity - (self._bad & ~self._mask).bit_count()
         owned = usable if self._share is None else min(self._share, usable)
         return max(0, owned - self.used)
 
@@ -188,20 +130,20 @@ class Chunks:
         choice = self.choose(units, use.service)
         return None if choice is None else (*choice[:4], -self.free)
 
-    def choose(self, units: int, service: str = "") -> Choice | None:
+    def choose(self, units: int, service: str = "") -> ChunkChoice | None:
         """Return where a holder would go; None: nowhere now. O(GPUs)."""
         if units not in SIZES or not self._serves(units, service):
             return None
         if service and (joined := self._joinable(units, service)) is not None:
-            return Choice(0, 0, False, 0.0, joined)
+            return ChunkChoice(0, 0, False, 0.0, joined)
         if units > self.free:
             return None
-        free, best = ~(self._busy_mask() | self._bad), None
+        free, best = ~(self._mask | self._bad), None
         for chunk in self._chunks(units):
             if chunk.mask & ~free or not self._usable(chunk, service):
                 continue
-            restores = bool(service) and service not in self._resident.get(chunk, ())
-            found = Choice(1, self._level(chunk, free), restores, self._last_used_s(chunk), chunk)
+            restores = bool(service) and not self.models.holds(chunk, service)
+            found = ChunkChoice(1, self._level(chunk, free), restores, self.models.last_used_s(chunk), chunk)
             if best is None or found < best:
                 best = found
         return best
@@ -220,10 +162,8 @@ class Chunks:
             return
         self._busy.setdefault(chunk, _Busy(use.service, set())).holders.add(holder)
         self._held[holder] = chunk
-        if use.service:
-            self._resident.setdefault(chunk, set()).add(use.service)
-        for gpu in chunk.numbers:
-            self._used_s[gpu] = use.now
+        self._mask |= chunk.mask
+        self.models.granted(chunk, use.service, use.now)
 
     def give_back(self, units: int, holder: str) -> None:
         """Give a holder's chunk back. Its service stays there until another one needs the memory.
@@ -243,69 +183,53 @@ class Chunks:
         busy.holders.discard(holder)
         if not busy.holders:
             del self._busy[chunk]
+            self._mask &= ~chunk.mask
 
     def numbers(self, holder: str) -> tuple[int, ...]:
         """GPUs of a holder; empty if it has none here."""
         chunk = self._held.get(holder)
-        return () if chunk is None else chunk.numbers
+        return () if chunk is None else tuple(chunk.gpus)
 
     @property
     def sharing(self) -> frozenset[str]:
         """Holders whose chunk has another holder."""
         return frozenset(name for busy in self._busy.values() if len(busy.holders) > 1 for name in busy.holders)
 
-    def evicts(self, units: int, use: Use) -> Iterator[str]:
-        """Yield the services on the chunk that a holder would get, if their memory is needed to restore its own."""
+    def restores_on(self, units: int, use: Use) -> tuple[int, ...]:
+        """Return the chunk that a holder would get, if its service is not resident there."""
         choice = self.choose(units, use.service)
-        if choice is None or not choice.restores:
-            return
-        chunk = choice.chunk
-        present = [
-            (other, name) for other, names in self._resident.items() if other.mask & chunk.mask for name in names
-        ]
-        needed = self._gb(use.service)
-        for gpu in chunk.numbers:
-            here = sum(self._gb(name) for other, name in present if other.mask >> gpu & 1)
-            if here + needed > self._device_gb(gpu):
-                yield from {name for other, name in present if other.mask >> gpu & 1}
+        return tuple(choice.chunk.gpus) if choice is not None and choice.restores else ()
+
+    def evicts(self, units: int, use: Use) -> Iterator[tuple[str, float]]:
+        """Yield the services that leave the chunk that a holder would get; see `ModelResidency.leaving`."""
+        choice = self.choose(units, use.service)
+        if choice is not None and choice.restores:
+            yield from self.models.leaving(choice.chunk, use.service)
 
     def states(self, but: Mapping[str, int]) -> Operator:
         """Sets of free blocks, with the chunks of the holders `but` given back."""
         freed = [chunk for chunk, busy in self._busy.items() if busy.holders <= but.keys()]
-        busy_mask = self._busy_mask() & ~sum(chunk.mask for chunk in freed)
-        free = ((1 << self.capacity) - 1) & ~(busy_mask | self._bad)
+        busy = self._mask & ~sum(chunk.mask for chunk in freed)
+        free = ((1 << self.capacity) - 1) & ~(busy | self._bad)
         units = self.free + sum(chunk.size for chunk in freed)
         return ChunkStates(blocks_of(free, self.capacity), units)
 
     # ---- parts -------------------------------------------------------------------------------------------------
 
-    def _busy_mask(self) -> int:
-        mask = 0
-        for chunk in self._busy:
-            mask |= chunk.mask
-        return mask
-
     def _serves(self, units: int, service: str) -> bool:
         if not service:
             return True
-        one = self.served.get(service)
+        one = self.models.served.get(service)
         return one is not None and units in one.degrees
 
     def _usable(self, chunk: Chunk, service: str) -> bool:
-        return not service or chunk not in self.served[service].unusable
-
-    def _gb(self, service: str) -> float:
-        one = self.served.get(service)
-        return 0.0 if one is None else one.awake_gb
-
-    def _device_gb(self, gpu: int) -> float:
-        return self._gb_of[gpu] if gpu < len(self._gb_of) else 0.0
+        return not service or chunk not in self.models.served[service].unusable
 
     def _joinable(self, units: int, service: str) -> Chunk | None:
         """Busy chunk of a service with room: the fullest. None while the node has more than it should."""
         if self._beyond:
             return None
-        most = self.served[service].concurrency
+        most = self.models.served[service].concurrency
         best, fullest = None, 0
         for chunk, busy in self._busy.items():
             count = len(busy.holders)
@@ -322,12 +246,12 @@ class Chunks:
     def _reported(self, units: int, use: Use) -> Chunk | None:
         """Return the chunk of a holder that its node reports; None if it contradicts the present busy chunks."""
         chunk = Chunk(min(use.numbers), units)
-        if chunk.numbers != tuple(sorted(use.numbers)) or chunk.first % units or chunk.numbers[-1] >= self.capacity:
+        if list(chunk.gpus) != sorted(use.numbers) or chunk.first % units or chunk.gpus[-1] >= self.capacity:
             return None
         busy = self._busy.get(chunk)
         if busy is not None:
             return chunk if use.service and busy.service == use.service else None
-        return None if chunk.mask & self._busy_mask() else chunk
+        return None if chunk.mask & self._mask else chunk
 
     def _chunks(self, units: int) -> Iterator[Chunk]:
         for first in range(0, self.capacity - units + 1, units):
@@ -342,86 +266,6 @@ class Chunks:
                 break
             size *= 2
         return size
-
-    def _last_used_s(self, chunk: Chunk) -> float:
-        return max(self._used_s.get(gpu, -math.inf) for gpu in chunk.numbers)
-
-
-Blocks = tuple[int, ...]
-"""Sizes of free blocks, ascending."""
-
-
-def blocks_of(free: int, capacity: int) -> Blocks:
-    """Return the largest aligned blocks of a set of GPUs, at most `LARGEST` each. `free`: as bits."""
-    found = list[int]()
-    for size in reversed(SIZES):
-        for first in range(0, capacity - size + 1, size):
-            mask = Chunk(first, size).mask
-            if not mask & ~free:
-                found.append(size)
-                free &= ~mask
-    return tuple(sorted(found))
-
-
-def split(blocks: Blocks, units: int) -> Blocks | None:
-    """Return the blocks that are left after a chunk was taken from the smallest one that has it; None: none has it."""
-    if units not in SIZES:
-        return None
-    for at, size in enumerate(blocks):
-        if size >= units:
-            halves = list[int]()
-            while size > units:
-                size //= 2
-                halves.append(size)
-            return tuple(sorted((*blocks[:at], *halves, *blocks[at + 1 :])))
-    return None
-
-
-@dataclass(slots=True)
-class ChunkStates:
-    """DP operator over sets of free blocks (ARL-Tangram Algorithm 4, with real splitting).
-
-    The paper's PREV takes `need` GPUs from several blocks that need not touch, and never splits one. Here a chunk comes
-    from the smallest block that has it, and the halves that are left are blocks. Taking from the smallest is best: what
-    fits afterwards would fit after any other choice too (test_chunks.py tries all).
-    """
-
-    blocks: Blocks
-    units: int
-    """GPUs that may be taken together: less than the blocks have if the node owns less."""
-    _states: list[tuple[Blocks, int]] = field(init=False)
-    _left: dict[tuple[int, int], int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Find all states that can be reached. 8 free GPUs: 25 states, about 100 us."""
-        self.units = min(self.units, sum(self.blocks))
-        begin = self.blocks, self.units
-        steps: dict[tuple[Blocks, int], dict[int, tuple[Blocks, int]]] = {}
-        frontier = [begin]
-        while frontier:
-            here = frontier.pop()
-            if here in steps:
-                continue
-            steps[here] = {}
-            for size in SIZES:
-                left = split(here[0], size) if size <= here[1] else None
-                if left is not None:
-                    steps[here][size] = left, here[1] - size
-                    frontier.append((left, here[1] - size))
-        self._states = [*(state for state in steps if state != begin), begin]
-        number = {state: at for at, state in enumerate(self._states)}
-        self._left = {
-            (number[here], size): number[left] for here, taken in steps.items() for size, left in taken.items()
-        }
-
-    @property
-    def states(self) -> int:
-        """Number of states; the last one is the present one."""
-        return len(self._states)
-
-    def left(self, state: int, units: int) -> int | None:
-        """Return the state after a chunk of this size was taken; None: there is none."""
-        return self._left.get((state, units))
 
 
 def _chunks(capacity: int, spec: ResourceSpec) -> Resource:

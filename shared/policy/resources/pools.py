@@ -109,9 +109,18 @@ class Pool(Lane):
     """Demand of all work."""
     quota_demand: QuotaDemand = field(default_factory=QuotaDemand)
     """Waiting work that takes quotas. It is in neither demand before it is granted."""
+    services: dict[str, int] = field(default_factory=dict)
+    """Model service -> waiting actions that use it."""
 
     def __post_init__(self) -> None:
         self.resource, _, self.node_class = self.name.partition("@")
+
+    def count_service(self, service: str, change: int) -> None:
+        """Count a waiting action that uses a model service (+1), or its end (-1). Empty: it uses none."""
+        if service:
+            self.services[service] = self.services.get(service, 0) + change
+            if not self.services[service]:
+                del self.services[service]
 
     def lane(
         self, node: str | None, quotas: Iterable[str] = (), shared: str = "", weights: Mapping[str, float] | None = None

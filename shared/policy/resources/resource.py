@@ -123,8 +123,15 @@ class Resource(Protocol):
     def sharing(self) -> Container[str]:
         """Holders that share units with others."""
 
-    def evicts(self, units: int, use: Use) -> Iterable[str]:
-        """Return the model services that would have to leave for a holder now."""
+    def restores_on(self, units: int, use: Use) -> tuple[int, ...]:
+        """Return the numbers of the units that a holder would get now, if its model service has to be restored there;
+        else nothing.
+        """
+
+    def evicts(self, units: int, use: Use) -> Iterable[tuple[str, float]]:
+        """Return the model services that would have to leave for a holder now, each with the time since which it has
+        had the units.
+        """
 
     def numbers(self, holder: str) -> tuple[int, ...]:
         """Return the numbers of a holder's units; empty if units have none."""
@@ -210,7 +217,11 @@ class PlainUnits:
         """Nobody."""
         return ()
 
-    def evicts(self, _units: int, _use: Use) -> Iterable[str]:
+    def restores_on(self, _units: int, _use: Use) -> tuple[int, ...]:
+        """Return nothing."""
+        return ()
+
+    def evicts(self, _units: int, _use: Use) -> Iterable[tuple[str, float]]:
         """Return nothing."""
         return ()
 

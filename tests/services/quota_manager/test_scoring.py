@@ -7,29 +7,8 @@ import time
 import pytest
 
 from services.quota_manager.kinds import Extraction
-from services.quota_manager.scoring import InvalidPattern, NoScore, amount_of, at_pointer, compiled, score_of
-
-RFC_6901 = {
-    "foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "e^f": 3, "g|h": 4, "i\\j": 5, 'k"l': 6, " ": 7, "m~n": 8,
-}  # fmt: skip
-"""The document of RFC 6901, section 5."""
-
-
-@pytest.mark.parametrize(
-    ("pointer", "value"),
-    [
-        ("", RFC_6901), ("/foo", ["bar", "baz"]), ("/foo/0", "bar"), ("/", 0), ("/a~1b", 1), ("/c%d", 2), ("/e^f", 3),
-        ("/g|h", 4), ("/i\\j", 5), ('/k"l', 6), ("/ ", 7), ("/m~0n", 8),
-    ],
-)  # fmt: skip
-def test_pointers_are_those_of_rfc_6901(pointer: str, value: object) -> None:
-    assert at_pointer(RFC_6901, pointer) == value
-
-
-@pytest.mark.parametrize("pointer", ["/foo/2", "/foo/00", "/foo/-1", "/foo/-", "/foo/x", "/bar", "/foo/0/a", "/foo/²"])
-def test_a_pointer_to_nothing_is_no_score(pointer: str) -> None:
-    with pytest.raises(NoScore, match="has nothing at"):
-        at_pointer(RFC_6901, pointer)
+from services.quota_manager.scoring import amount_of, score_of
+from shared.kinds.scoring import NoScore
 
 
 @pytest.mark.parametrize(
@@ -71,12 +50,6 @@ def test_a_score_is_found(extraction: Extraction, body: bytes, score: float) -> 
 def test_anything_else_is_no_score(extraction: Extraction, body: bytes) -> None:
     with pytest.raises(NoScore):
         score_of(extraction, body)
-
-
-@pytest.mark.parametrize("pattern", ["(", "a", "(a)(b)", "(?=a)(b)", r"(a)\1", "(" * 2000, "((a{1,1000}){1,1000})"])
-def test_an_invalid_pattern_is_named(pattern: str) -> None:
-    with pytest.raises(InvalidPattern, match=r"^pattern: "):
-        compiled(pattern)
 
 
 def test_no_text_makes_a_pattern_slow() -> None:

@@ -35,10 +35,14 @@ def spec(name: str, service: str = "one", *, environment: bool = False) -> KindS
 def test_the_kinds_of_this_distribution() -> None:
     kinds = all_kinds()
 
-    assert declaring_modules() == ["services.cpu_manager.kinds", "services.quota_manager.kinds"]
+    assert declaring_modules() == [
+        "services.cpu_manager.kinds",
+        "services.gpu_manager.kinds",
+        "services.quota_manager.kinds",
+    ]
     assert list(kinds.plain) == [
         "noop", "sleep", "code.run", "code.asserts", "code.stdio", "math.verify", "answer.match", "python.function",
-        "http", "search.retrieve",
+        "model.judge", "model.score", "model.logprob", "model.embed", "http", "search.retrieve",
     ]  # fmt: skip
     assert list(kinds.in_environments) == [
         "env.exec", "env.bash", "env.read", "env.write", "env.upload", "env.download", "env.list", "env.close_session",
@@ -76,6 +80,8 @@ def test_loading_the_declarations_loads_nothing_else_of_a_service() -> None:
         "services",
         "services.cpu_manager",
         "services.cpu_manager.kinds",
+        "services.gpu_manager",
+        "services.gpu_manager.kinds",
         "services.quota_manager",
         "services.quota_manager.kinds",
     }
@@ -104,7 +110,9 @@ def test_a_package_contributes_by_its_module_of_declarations(added: Path) -> Non
 
     assert "echo" in kinds.plain
     assert (kinds.kind("echo").service, kinds.kind("echo").fields) == ("echo_manager", ("text",))
-    with pytest.raises(UnknownKind, match=r"unknown kind 'dance'; there are noop, .*, echo, http, search.retrieve"):
+    with pytest.raises(
+        UnknownKind, match=r"unknown kind 'dance'; there are noop, .*, echo, model.judge, .*, http, search.retrieve"
+    ):
         kinds.kind("dance")
 
 

@@ -19,7 +19,7 @@ ENVIRON = {
 
 
 def test_only_the_quota_manager_receives_its_secrets(stack_home: Path) -> None:
-    plan = plan_stack(open_home(stack_home), load(StackSettings), ENVIRON, chosen_services(""))
+    plan = plan_stack(open_home(stack_home), load(StackSettings), ENVIRON, chosen_services("", ENVIRON))
     launches = [plan.prepare, *(one.launch for one in (*plan.servers, *plan.services))]
     names = {launch.name for launch in launches}
     assert names == {"prepare", "proxy", "scaling_planner", "cpu_manager", "quota_manager", "trajectory_router"}

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from shared.runtime.stack_state import StackError
@@ -19,10 +21,20 @@ def test_a_port_that_is_none_is_refused(port: str) -> None:
 
 
 def test_services_are_chosen_by_name_or_brought_along() -> None:
-    assert chosen_services("") == SERVICES
-    assert chosen_services("proxy, echo=some.module:make") == (PROXY, ServiceSpec("echo", "some.module:make"))
+    assert [one.name for one in chosen_services("", {}) if one.name != "gpu_manager"] == [
+        "proxy", "scaling_planner", "cpu_manager", "quota_manager", "trajectory_router"
+    ]  # fmt: skip
+    assert chosen_services("proxy, echo=some.module:make", {}) == (PROXY, ServiceSpec("echo", "some.module:make"))
     with pytest.raises(StackError, match="proksy"):
-        chosen_services("proksy")
+        chosen_services("proksy", {})
+
+
+def test_a_gpu_manager_runs_where_there_are_gpus_or_described_ones() -> None:
+    described = {"GPU_MANAGER_DEVICES": '[{"memory_gb": 24}]'}
+    assert "gpu_manager" in [one.name for one in chosen_services("", described)]
+    assert [one.name for one in chosen_services("gpu_manager", {})] == ["gpu_manager"]
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        assert "gpu_manager" not in [one.name for one in chosen_services("", {})]
 
 
 def test_names_are_those_that_an_environment_variable_can_carry() -> None:

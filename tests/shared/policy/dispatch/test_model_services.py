@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -12,21 +13,22 @@ from hypothesis import strategies as st
 
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.stimuli import (
     ActionRestored,
     AttemptsEnded,
     InventoryReported,
     NodeJoined,
     RequestsSubmitted,
-    ServicesReported,
     SilenceIgnored,
     TickPassed,
 )
+from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Command, Grant, Work
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult
-from shared.policy.resources.chunks import GPUS, Chunk, ServedModel
+from shared.policy.resources.chunks import GPUS
 from tests.shared.policy.strategies import request, work
 
 POOL = "gpus@cpu"
@@ -164,19 +166,26 @@ def test_requests_of_one_service_are_batched_before_a_swap() -> None:
     assert "".join(order) == "AAAABBCC"
 
 
-def test_nothing_waits_longer_than_the_limit_for_the_work_of_another_service() -> None:
-    cluster = Cluster(("a",), 1, {"A": served(), "B": served()})
+def test_a_service_has_its_turn_and_then_the_next_one_also_if_all_have_waited_for_long() -> None:
+    cluster = Cluster(("a",), 1, {name: served() for name in "ABC"})
     cluster.join()
-    cluster.submit("a0", use("A"))
-    cluster.submit("b", use("B"))
-    for number in range(1, 40):
-        cluster.now = 0.5 * number
-        cluster.submit(f"a{number}", use("A"))
+    for number in range(90):
+        cluster.submit(f"r{number}", use("ABC"[number % 3]))
+    order, begun_s = "", 0.0
+    while cluster.running:
         (name,) = cluster.running
-        granted = cluster.end(name)
-        if any(one.action == "b" for one in granted):
-            break
-    assert cluster.now == pytest.approx(WAIT_S)
+        service = cluster.service_of[name]
+        if order and order[-1] != service:
+            assert cluster.now - begun_s == pytest.approx(WAIT_S, abs=0.5), "each turn is as long"
+            begun_s = cluster.now
+        order += service
+        cluster.now += 0.5
+        cluster.tick(cluster.now)
+        cluster.end(name)
+    turns = [len(list(group)) for _, group in itertools.groupby(order)]
+    assert len(order) == 90
+    assert turns[0] == 10
+    assert len(turns) <= 10, order
 
 
 def test_a_swap_that_evicts_nothing_in_demand_does_not_wait() -> None:
@@ -274,3 +283,85 @@ def test_no_gpu_has_two_services_and_everything_is_granted(steps: list[tuple[str
             del stages[name]
             cluster.end(name)
     assert not stages, "all work is granted in the end"
+
+
+def test_services_that_fit_together_do_not_keep_a_third_one_out() -> None:
+    cluster = Cluster(("a",), 1, {"A": served(gb=30.0), "B": served(gb=30.0), "C": served(gb=60.0)})
+    cluster.join()
+    cluster.submit("c", use("C"))
+    cluster.end("c")
+    backlog = itertools.count()
+    for _ in range(10):
+        cluster.submit(f"A{next(backlog)}", use("A"))
+        cluster.submit(f"B{next(backlog)}", use("B"))
+    cluster.submit("late", use("C"))
+    for step in range(60):
+        cluster.tick(0.5 * (step + 1))
+        name = min(cluster.running)
+        if name == "late":
+            break
+        service = cluster.service_of[name]
+        cluster.submit(f"{service}{next(backlog)}", use(service))  # there is always work of both
+        cluster.end(name)
+    assert "late" in cluster.running
+    assert cluster.now <= 2 * WAIT_S + 1.0
+
+
+def test_single_gpus_with_turns_of_their_own_do_not_keep_a_larger_degree_out() -> None:
+    cluster = Cluster(("a",), 2, {"A": served(), "B": served(), "C": served(2)})
+    cluster.join()
+    count = itertools.count()
+    for service in "AABB":
+        cluster.submit(f"{service}{next(count)}", use(service))
+    cluster.tick(2.0)
+    cluster.submit("large", use("C", 2))
+    for step in range(200):
+        cluster.tick(2.0 + 0.25 * step)
+        if "large" in cluster.running:
+            break
+        name = sorted(cluster.running)[step % len(cluster.running)]
+        for service in "AB":
+            cluster.submit(f"{service}{next(count)}", use(service))
+        cluster.end(name)
+    assert "large" in cluster.running
+    assert cluster.now <= 2.0 + 3 * WAIT_S
+
+
+def test_a_gpu_does_not_wait_for_work_that_cannot_start() -> None:
+    cluster = Cluster(("a",), 1, {"A": served(1, 8), "B": served()})
+    cluster.join()
+    cluster.submit("a", use("A"))
+    cluster.submit("stuck", use("A", 8))
+    cluster.submit("b", use("B"))
+    assert [one.action for one in cluster.end("a")] == ["b"]
+
+
+def test_amounts_without_an_engine_are_not_chosen() -> None:
+    """Degrees that the service lacks, or whose chunk is quarantined, are no choices of the elastic rule."""
+    unusable = frozenset({Chunk(0, 4), Chunk(4, 4)})
+    services = {"A": ServedModel((1, 4, 8), 1, 10.0, unusable=unusable | {Chunk(0, 8)})}
+    cluster = Cluster(("a",), 8, services)
+    cluster.join()
+    stage = replace(use("A", 1, duration_s=8.0), amounts=(1, 2, 4, 8), elasticity=Elasticity("power", exponent=1.0))
+    for name in ("one", "two"):
+        cluster.submit(name, stage)
+        assert len(cluster.running[name].numbers) == 1
+    for name in ("one", "two"):
+        cluster.end(name)
+    cluster.handle(cluster.report("a", {"A": ServedModel((1, 4), 1, 10.0)}))
+    cluster.submit("three", stage)
+    assert len(cluster.running["three"].numbers) == 4
+
+
+def test_elastic_work_waits_for_an_amount_that_its_node_has() -> None:
+    cluster = Cluster(("a",), 2, {"A": served(1, 4, concurrency=3)})
+    cluster.join()
+    stage = replace(use("A", 1, duration_s=8.0), amounts=(1, 4), elasticity=Elasticity("power", exponent=1.0))
+    for number in range(6):
+        cluster.submit(f"r{number}", use("A", duration_s=5.0))
+    cluster.submit("elastic", stage)
+    for step in range(20):
+        cluster.tick(1.0 + step)
+        for name in sorted(cluster.running)[:1]:
+            cluster.end(name)
+    assert not cluster.dispatcher.cluster.queues.queued, "it was granted"

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.policy.elastic.arrange import Choices, arrange
-from shared.policy.resources.chunks import GPUS, SIZES, Chunk, Chunks, ChunkStates, ServedModel, blocks_of, split
+from shared.policy.model.chunks import SIZES, Chunk, ServedModel
+from shared.policy.resources.chunk_states import ChunkStates, blocks_of, split
+from shared.policy.resources.chunks import GPUS, Chunks
 from shared.policy.resources.resource import Use
 
 sizes = st.sampled_from(SIZES)
@@ -214,12 +216,13 @@ def test_what_a_node_reports_is_taken_where_it_says() -> None:
 
 def test_a_restore_evicts_only_what_does_not_fit_beside_it() -> None:
     chunks = serving(1, judge=small((0, 1), gb=40.0), reward=small(gb=40.0), large=small(gb=60.0))
-    assert set(chunks.evicts(1, Use("judge"))) == set()
-    assert set(chunks.evicts(1, Use("reward"))) == set(), "80 GB hold both"
-    assert set(chunks.evicts(1, Use("large"))) == {"judge"}
-    chunks.take(1, "a", Use("reward"))
-    chunks.give_back(1, "a")
-    assert set(chunks.evicts(1, Use("large"))) == {"judge", "reward"}
+    assert dict(chunks.evicts(1, Use("judge"))) == {}
+    assert dict(chunks.evicts(1, Use("reward"))) == {}, "80 GB hold both"
+    assert dict(chunks.evicts(1, Use("large"))) == {"judge": -math.inf}
+    for holder, at_s in (("a", 3.0), ("b", 4.0)):
+        chunks.take(1, holder, Use("reward", at_s))
+        chunks.give_back(1, holder)
+    assert dict(chunks.evicts(1, Use("large"))) == {"judge": -math.inf, "reward": 3.0}
 
 
 @given(st.lists(st.tuples(st.sampled_from(["judge", "reward", ""]), sizes, st.booleans()), max_size=40))

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import AttemptsEnded, InventoryReported, NodeJoined, RequestsSubmitted, TickPassed
 from shared.policy.elastic.scheduling import allot
+from shared.policy.model.chunks import SIZES
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Grant
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
-from shared.policy.resources.chunks import GPUS, SIZES, Chunks
+from shared.policy.resources.chunks import GPUS, Chunks
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.resource import PlainUnits, ResourceSpec, lasting
 from tests.shared.policy.elastic.elastic_oracle import modelled

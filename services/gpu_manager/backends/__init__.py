@@ -1,0 +1,1 @@
+"""Backends: adapters to kinds of inference engines, behind one protocol (`protocol.py`)."""

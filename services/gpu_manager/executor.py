@@ -1,0 +1,143 @@
+"""Executor of actions of model services: each grant names its chunk, where the service becomes resident first."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from services.gpu_manager.backends.protocol import EngineError
+from services.gpu_manager.engine_calls import EngineAttempt, EngineBusy
+from services.gpu_manager.kinds import GPUS, KINDS
+from services.gpu_manager.metrics import RUNNING, WAIT_SECONDS
+from services.gpu_manager.model_calls import perform
+from services.gpu_manager.serving import EngineUse, NotServed, Serving
+from shared.messages.grants import Granted
+from shared.node.executor import Offer
+from shared.node.resource_usage import ResourceUsage
+from shared.policy.model.chunks import SIZES, Chunk
+from shared.policy.model.results import AttemptResult, lost, refused
+from shared.policy.serving.model import (
+    InstanceId,
+)
+from shared.runtime import log
+from shared.runtime.clock import Clock
+from shared.runtime.http_streams import StreamClient
+from shared.runtime.units import Seconds
+
+_log = log.get(__name__)
+
+_NAMES: Final = frozenset(spec.name for spec in KINDS)
+BUSY_RETRY_S: Final[Seconds] = 1.0
+"""Pause before an action is tried again whose engine takes no call and names no time."""
+
+
+def postponed(reason: str, retry_in_s: Seconds) -> AttemptResult:
+    """Return a wish for another attempt later, which does not count as one."""
+    return AttemptResult("postponed", reason=reason, retry_in_s=retry_in_s)
+
+
+@dataclass(slots=True)
+class GpuExecutor:
+    """Executes the actions of one node on its engines."""
+
+    serving: Serving
+    http: StreamClient
+    clock: Clock
+    gpus: int
+    output_bytes: int
+    resources: dict[str, ResourceUsage] = field(init=False)
+    _users: dict[Chunk, int] = field(default_factory=dict)
+    """Chunk -> actions that use it. The first of them counts its GPUs."""
+
+    def __post_init__(self) -> None:
+        self.resources = {GPUS: ResourceUsage(self.gpus)}
+
+    def offer(self) -> Offer:
+        """Return the kinds of model services."""
+        return Offer(sorted(_NAMES))
+
+    def start(self, grant: Granted) -> asyncio.Task[AttemptResult]:
+        """Begin a grant."""
+        RUNNING.inc()
+        self._count(grant, 1)
+        return asyncio.create_task(self._run(grant), name=f"attempt {grant.action}")
+
+    def release(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> None:
+        """Count the end of a grant."""
+        del task
+        RUNNING.dec()
+        self._count(grant, -1)
+
+    def _count(self, grant: Granted, change: int) -> None:
+        """Count the GPUs of a shared chunk once: the agent adds those of each grant."""
+        chunk = _chunk(grant)
+        if chunk is None:
+            return
+        before = self._users.get(chunk, 0)
+        self._users[chunk] = before + change
+        if min(before, before + change) > 0:
+            self.resources[GPUS].use(-change * chunk.size, self.clock.monotonic())
+        if not self._users[chunk]:
+            del self._users[chunk]
+
+    async def _run(self, grant: Granted) -> AttemptResult:
+        chunk = _chunk(grant)
+        if grant.work not in _NAMES:
+            return refused(f"this node does not execute {grant.work}")
+        if chunk is None:
+            return lost(f"the grant names no chunk of GPUs: {grant.numbers}")
+        instance, began = InstanceId(grant.service, chunk), self.clock.monotonic()
+        holder = f"{grant.action}/{grant.stage}/{grant.attempt}"
+        try:
+            async with self.serving.using(holder, instance, began + grant.budget_s) as holding:
+                WAIT_SECONDS.observe(self.clock.monotonic() - began)
+                return await self._called(grant, instance, holding)
+        except NotServed as error:
+            if error.retry_in_s is None:
+                return refused(error.reason)
+            # The time of a probe is that of one chunk. The leader knows by the report that it is unusable, so the
+            # action may go elsewhere, or waits until a report changes that.
+            return postponed(error.reason, min(error.retry_in_s, BUSY_RETRY_S))
+
+    async def _called(self, grant: Granted, instance: InstanceId, holding: EngineUse) -> AttemptResult:
+        """Make the calls of an action, unless its engine is taken away."""
+        call = EngineAttempt(
+            self.serving.address(instance),
+            self.http,
+            asyncio.get_running_loop().time() + grant.timeout_s,
+            self.output_bytes,
+        )
+        calling = asyncio.create_task(perform(grant.work, grant.params, call), name=f"call {grant.action}")
+        try:
+            either: list[asyncio.Future[Any]] = [calling, holding.refused]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
+                return lost(holding.refused.result().reason)
+            return self._result(calling, holding)
+        finally:
+            if not calling.done():
+                calling.cancel()
+                await asyncio.wait([calling])
+
+    def _result(self, calling: asyncio.Task[AttemptResult], holding: EngineUse) -> AttemptResult:
+        try:
+            result = calling.result()
+        except EngineBusy as error:
+            holding.ok = True
+            return postponed(error.reason, error.retry_in_s or BUSY_RETRY_S)
+        except EngineError as error:
+            return lost(error.reason)
+        except Exception as error:  # noqa: BLE001  # our bug, which is no statement about the sample
+            _log.error("model_call_crashed", exc_info=error)
+            return lost(f"the call failed: {type(error).__name__}")
+        holding.ok = True
+        return result
+
+
+def _chunk(grant: Granted) -> Chunk | None:
+    """Return the chunk of a grant; None if its numbers are none."""
+    numbers = sorted(grant.numbers)
+    if len(numbers) not in SIZES or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        return None
+    return Chunk(numbers[0], len(numbers))

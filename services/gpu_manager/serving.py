@@ -1,0 +1,330 @@
+"""Execution of the decisions about engines: commands of the pure machine become calls of backends.
+
+`NodeServing` (`shared.policy.serving`) decides; here each step is one task, whose end is a stimulus. Laws:
+  - each step ends in exactly one `Stepped`. An error that is no `EngineError` or `OSError` is a bug of ours, and ends
+    the service;
+  - memory is measured before a load or a restore: an engine is not started into memory that is in use;
+  - a holder's context ends in exactly one `HolderEnded`, also if it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from services.gpu_manager.backends.protocol import Backend, EngineError, OutOfMemory
+from services.gpu_manager.devices import GIB, DeviceMemory
+from services.gpu_manager.engine_calls import EngineAddress
+from services.gpu_manager.metrics import EVICTIONS, STEP_SECONDS
+from services.gpu_manager.service_entries import ServiceEntry
+from shared.policy.serving import model
+from shared.policy.serving.model import InstanceId, Stimulus
+from shared.policy.serving.node_serving import NodeServing
+from shared.runtime import log
+from shared.runtime.clock import Clock
+from shared.runtime.units import Seconds
+
+_log = log.get(__name__)
+
+SLACK: Final = 0.02
+"""Share of a GPU's memory by which a measurement may exceed the sum of the declared amounts."""
+
+
+class NotServed(Exception):
+    """An action gets no engine. The text says why."""
+
+    def __init__(self, reason: str, retry_in_s: Seconds | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_in_s = retry_in_s
+        """Seconds before which a retry is useless; None: it is useless before something is changed."""
+
+
+@dataclass(slots=True)
+class EngineUse:
+    """One holder's use of an engine."""
+
+    admitted: asyncio.Future[None]
+    refused: asyncio.Future[NotServed]
+    """Done if the engine is taken away."""
+    ok: bool = False
+    """The engine has served it. Set by the holder."""
+
+
+@dataclass(slots=True)
+class Serving:
+    """Engines of one node."""
+
+    machine: NodeServing
+    backend: Callable[[InstanceId, ServiceEntry], Backend]
+    memory: DeviceMemory
+    clock: Clock
+    entries: dict[str, ServiceEntry] = field(default_factory=dict)
+    changed: Callable[[], None] = lambda: None
+    """Called when the residency of an engine has changed."""
+    _backends: dict[InstanceId, Backend] = field(default_factory=dict)
+    _holders: dict[str, EngineUse] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _watches: dict[InstanceId, asyncio.Task[None]] = field(default_factory=dict)
+    _timer: asyncio.TimerHandle | None = None
+    _removed: set[str] = field(default_factory=set)
+    """Services that were removed. Their entries stay for engines that are still drained."""
+    _closed: bool = False
+    """The node stops: nothing is decided any more."""
+    _failed: asyncio.Event = field(default_factory=asyncio.Event)
+    _error: BaseException | None = None
+
+    # ---- services ----------------------------------------------------------------------------------------------
+
+    def set_service(self, name: str, entry: ServiceEntry, spec: model.ModelServiceSpec) -> None:
+        """Declare a service, or change it. Engines of a changed one are drained and stopped."""
+        self.entries[name] = entry
+        self._removed.discard(name)
+        self.handle(model.ServiceSet(spec))
+
+    def remove_service(self, name: str) -> None:
+        """Remove a service. Its engines are drained and stopped."""
+        self._removed.add(name)
+        self.handle(model.ServiceRemoved(name))
+        self.changed()
+
+    @property
+    def declared(self) -> dict[str, ServiceEntry]:
+        """Services that actions may use."""
+        return {name: entry for name, entry in self.entries.items() if name not in self._removed}
+
+    def expect(self, instance: InstanceId) -> None:
+        """Find the residency of an engine that runs already, before any holder is admitted on its GPUs."""
+        self._backends[instance] = self.backend(instance, self.entries[instance.service])
+        self.handle(model.Expected(instance))
+        self._spawn(self._find(instance), f"find {instance}")
+
+    async def _find(self, instance: InstanceId) -> None:
+        try:
+            residency = await self._backends[instance].residency()
+        except EngineError as error:
+            _log.warning("engine_not_found", instance=str(instance), reason=error.reason)
+            residency = "unknown"
+        self.handle(model.Found(instance, residency))
+
+    # ---- holders -----------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def using(self, holder: str, instance: InstanceId, deadline: Seconds) -> AsyncIterator[EngineUse]:
+        """Hold an engine that is resident and checked; wait for it until `deadline`, on the service's clock.
+
+        Raises:
+            NotServed: it is not available in time.
+        """
+        loop, entry = asyncio.get_running_loop(), self.declared.get(instance.service)
+        if entry is None or entry.first_gpu_of(instance.chunk.size) not in (None, instance.chunk.first):
+            raise NotServed(f"this node has no engine of {instance} any more", 0.0)
+        holding = self._holders[holder] = EngineUse(loop.create_future(), loop.create_future())
+        try:
+            self.handle(model.Wanted(holder, instance, deadline))
+            either: list[asyncio.Future[Any]] = [holding.admitted, holding.refused]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if holding.refused.done():
+                raise holding.refused.result()
+            yield holding
+        finally:
+            del self._holders[holder]
+            if not holding.refused.done():
+                self.handle(model.HolderEnded(holder, holding.ok))
+
+    def address(self, instance: InstanceId) -> EngineAddress:
+        """Return how to call an engine that is resident."""
+        entry = self.entries[instance.service]
+        gpus = instance.chunk.size / entry.concurrency
+        return EngineAddress(self._backends[instance].url, entry.api, entry.model, instance.service, gpus)
+
+    # ---- the machine -------------------------------------------------------------------------------------------
+
+    def handle(self, stimulus: Stimulus) -> None:
+        """Pass a stimulus to the machine, and execute its commands."""
+        if self._closed:
+            return
+        try:
+            for command in self.machine.handle(self.clock.monotonic(), stimulus):
+                self._execute(command)
+        except Exception as error:
+            self._fail(error)
+            raise
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wake_s = self.machine.next_wake_s()
+        if wake_s == float("inf"):
+            self._timer = None
+            return
+        delay_s = max(0.0, wake_s - self.clock.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.handle, model.TimePassed())
+
+    def _execute(self, command: model.Command) -> None:
+        match command:
+            case model.LoadEngine(instance):
+                if instance not in self._backends:
+                    self._backends[instance] = self.backend(instance, self.entries[instance.service])
+                self._step(instance, "load", self._loaded(instance))
+            case model.Restore(instance):
+                self._step(instance, "restore", self._restored(instance))
+            case model.Evict(instance, level):
+                EVICTIONS.labels(level).inc()
+                self._step(instance, "evict", self._backends[instance].evict(level))
+            case model.RunCanary(instance):
+                self._step(instance, "canary", self._checked(instance))
+            case model.Stop(instance):
+                EVICTIONS.labels("cold").inc()
+                self._step(instance, "stop", self._stopped(instance))
+            case model.Abort(instance):
+                self._spawn(self._aborted(instance), f"abort {instance}")
+            case model.Admit(holder, _):
+                self._holders[holder].admitted.set_result(None)
+            case model.RefuseHolder(holder, reason, retry_in_s):
+                self._refuse(holder, reason, retry_in_s)
+            case model.ResidencyChanged(instance, state, reason):
+                _log.info("residency_changed", instance=str(instance), state=state, reason=reason)
+                self.changed()
+
+    def _refuse(self, holder: str, reason: str, retry_in_s: Seconds | None) -> None:
+        holding = self._holders.get(holder)
+        if holding is not None and not holding.refused.done():
+            holding.refused.set_result(NotServed(reason, retry_in_s))
+
+    # ---- steps -------------------------------------------------------------------------------------------------
+
+    def _step(self, instance: InstanceId, step: model.Step, work: Coroutine[Any, Any, None]) -> None:
+        self._spawn(self._stepped(instance, step, work), f"{step} {instance}")
+
+    async def _stepped(self, instance: InstanceId, step: model.Step, work: Coroutine[Any, Any, None]) -> None:
+        began = self.clock.monotonic()
+        outcome: model.Outcome = "ok"
+        reason = ""
+        try:
+            await work
+        except OutOfMemory as error:
+            outcome, reason = "oom", error.reason
+        except EngineError as error:
+            outcome, reason = "failed", error.reason
+        except OSError as error:  # for example no descriptor is left: one engine fails, not the node
+            outcome, reason = "failed", str(error)
+        took_s = self.clock.monotonic() - began
+        STEP_SECONDS.labels(step, outcome).observe(took_s)
+        if outcome != "ok":
+            _log.warning("engine_step_failed", instance=str(instance), step=step, outcome=outcome, reason=reason)
+        self.handle(model.Stepped(instance, step, outcome, reason, took_s))
+
+    async def _loaded(self, instance: InstanceId) -> None:
+        backend = self._backends[instance]
+        await self._check_memory(instance, 0.0)
+        await backend.prepare()
+        self._watch(instance, backend)
+
+    async def _restored(self, instance: InstanceId) -> None:
+        await self._check_memory(instance, self.entries[instance.service].memory_gb.asleep)
+        await self._backends[instance].restore()
+
+    async def _checked(self, instance: InstanceId) -> None:
+        if self.entries[instance.service].canary is not None:
+            await self._backends[instance].canary()
+
+    async def _stopped(self, instance: InstanceId) -> None:
+        watch = self._watches.pop(instance, None)
+        if watch is not None:
+            watch.cancel()
+        backend = self._backends.get(instance)
+        if backend is None:
+            return
+        levels = backend.flags.levels
+        if "cold" in levels:
+            await backend.stop()
+            self._backends.pop(instance, None)  # the next one is that of the present entry
+        elif levels:  # it was given by its URL
+            await backend.evict(levels[-1])
+
+    async def _aborted(self, instance: InstanceId) -> None:
+        try:
+            await self._backends[instance].abort()
+        except EngineError as error:  # its holders end by their deadline, or the engine is stopped
+            _log.warning("abort_failed", instance=str(instance), reason=error.reason)
+
+    async def _check_memory(self, instance: InstanceId, own_gb: float) -> None:
+        """Compare the memory in use with what the engine needs, where it can be measured.
+
+        Args:
+            instance: the engine.
+            own_gb: memory of each GPU that the sleeping engine itself has.
+
+        Raises:
+            OutOfMemory: there is too little.
+        """
+        needed_gb = self.entries[instance.service].memory_gb.awake
+        for gpu in instance.chunk.gpus:
+            used_bytes = await asyncio.to_thread(self.memory.used_bytes, gpu)
+            if used_bytes is None:
+                continue
+            device = self.memory.devices[gpu]
+            used_gb = max(0.0, used_bytes / GIB - own_gb)
+            if used_gb + needed_gb > device.memory_gb * (1 + SLACK):
+                raise OutOfMemory(
+                    f"GPU {gpu} has {device.memory_gb:.1f} GB, {used_gb:.1f} GB are in use, and {instance.service} "
+                    f"needs {needed_gb:.1f} GB"
+                )
+
+    # ---- watches and tasks -------------------------------------------------------------------------------------
+
+    def _watch(self, instance: InstanceId, backend: Backend) -> None:
+        self._watches[instance] = self._spawn(self._watched(instance, backend), f"watch {instance}")
+
+    async def _watched(self, instance: InstanceId, backend: Backend) -> None:
+        reason = await backend.ended()
+        self._watches.pop(instance, None)
+        self.handle(model.EngineDied(instance, reason))
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._failed.set()
+
+    async def failed(self) -> None:
+        """Wait until a step or a stimulus has failed by a bug of ours, and raise its error: the service must end."""
+        await self._failed.wait()
+        assert self._error is not None, "it has failed"
+        raise self._error
+
+    async def stop(self, within_s: Seconds) -> None:
+        """Stop all engines that were started here. Ends after `within_s`, whatever they do."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            async with asyncio.timeout(within_s):
+                for task in list(self._tasks):
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                ours = [backend for backend in self._backends.values() if "cold" in backend.flags.levels]
+                await asyncio.gather(*map(_stop_quietly, ours))
+        except TimeoutError:
+            _log.warning("engines_not_stopped", within_s=within_s)
+
+
+async def _stop_quietly(backend: Backend) -> None:
+    try:
+        await backend.stop()
+    except EngineError as error:
+        _log.warning("engine_not_stopped", reason=error.reason)

@@ -1,0 +1,41 @@
+"""Settings of the GPU manager (`GPU_MANAGER_*`)."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from shared.runtime.settings import ServiceSettings
+
+
+class GpuManagerSettings(ServiceSettings):
+    """One node with GPUs."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="GPU_MANAGER_", frozen=True, use_attribute_docstrings=True, env_ignore_empty=True
+    )
+
+    node: str = Field(
+        default_factory=lambda: f"{platform.node().split('.')[0] or 'node'}-gpus", pattern=r"^[A-Za-z0-9_-]+$"
+    )
+    """Name of this node; unique in the mesh."""
+    node_class: str = "default"
+    """Pools are (resource, node class): nodes of one class are interchangeable."""
+    services: Path | None = None
+    """JSON file of the model services of this node: name -> entry (docs/operations.md). Empty: none."""
+    devices: str = ""
+    """GPUs of a machine without NVML: `[{"memory_gb": 24}, ...]`. The memory budget of such a GPU is enforced on the
+    processes of its engines. Ignored where NVML finds GPUs."""
+    host_memory_gb: float = Field(0.0, ge=0)
+    """Host memory for sleeping engines, GB. 0: half of the machine's memory."""
+    max_wait_s: float = Field(30.0, gt=0)
+    """Seconds after which a waiting action evicts an engine that would otherwise stay."""
+    heartbeat_s: float = Field(2.0, gt=0)
+    """Seconds between heartbeats. By default the leader considers a node lost after five missed ones."""
+    output_bytes: int = Field(4 << 20, gt=0)
+    """Largest JSON of one result. A longer completion is cut and flagged; longer lists of numbers have failed."""
+    engine_key: str = Field("", repr=False)
+    """Key of the engines' API, sent as `Authorization: Bearer`. Empty: none."""

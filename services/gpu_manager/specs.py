@@ -1,0 +1,76 @@
+"""Declared services as the machine of engines sees them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from services.gpu_manager.service_entries import SETTING, ServiceEntry, WrongEntries
+from shared.policy.model.chunks import Chunk
+from shared.policy.serving.model import (
+    InstanceId,
+    Level,
+    ModelServiceSpec,
+)
+
+LEVELS: Final[dict[str, tuple[Level, ...]]] = {
+    "process": ("cold",),
+    "vllm": ("asleep1", "asleep2", "cold"),
+    "sglang": ("asleep1", "cold"),
+    "torch": ("asleep1", "cold"),
+}
+"""Levels of each backend, as `Backend.flags` has them. An engine that was given by its URL has no `cold`: after a
+failure it sleeps at its deepest level, and counts as stopped."""
+_CHANGEABLE: Final = ("concurrency", "priority", "min_residency_s")
+"""Fields with which an engine need not be started again."""
+
+
+def spec_of(name: str, entry: ServiceEntry) -> ModelServiceSpec:
+    """Return the specification of a service."""
+    memory, levels = entry.memory_gb, LEVELS[entry.backend]
+    if entry.url is not None:
+        levels = tuple(level for level in levels if level != "cold")
+    return ModelServiceSpec(
+        name,
+        memory.awake,
+        levels,
+        tuple(sorted(entry.degrees)),
+        asleep_gb={level: memory.asleep for level in levels if level != "cold"},
+        host_gb={"asleep1": max(map(entry.host_gb, entry.degrees))} if "asleep1" in levels else {},
+        concurrency=entry.concurrency,
+        min_residency_s=entry.min_residency_s,
+        priority=entry.priority,
+        revision=_revision(entry),
+    )
+
+
+def check_devices(entries: Mapping[str, ServiceEntry], gpus: int) -> None:
+    """Check that engines that run already are on GPUs of this node.
+
+    Raises:
+        WrongEntries: one is not.
+    """
+    for name, entry in entries.items():
+        for instance in given_engines(name, entry):
+            if instance.chunk.gpus[-1] >= gpus:
+                raise WrongEntries(
+                    f"{SETTING}: entry {name!r}: first_gpu: its engine would be on GPU {instance.chunk.gpus[-1]}, and "
+                    f"the node has {gpus} GPUs, numbered from 0"
+                )
+
+
+def given_engines(name: str, entry: ServiceEntry) -> Iterator[InstanceId]:
+    """Yield the engines of a service that run already."""
+    for degree in entry.degrees:
+        first = entry.first_gpu_of(degree)
+        if first is not None:
+            yield InstanceId(name, Chunk(first, degree))
+
+
+def _revision(entry: ServiceEntry) -> str:
+    """Return a digest of what an engine was started with."""
+    fields = {name: value for name, value in msgspec.to_builtins(entry).items() if name not in _CHANGEABLE}
+    return hashlib.blake2b(msgspec.json.encode(fields, order="sorted"), digest_size=8).hexdigest()

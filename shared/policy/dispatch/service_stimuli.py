@@ -1,0 +1,20 @@
+"""Stimuli about model services; see `stimuli`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.policy.model.chunks import Served
+
+
+@dataclass(frozen=True, slots=True)
+class ServicesReported:
+    """Model services of a node, and its bad GPUs. Comes with each inventory, and when anything of it changes."""
+
+    node: str
+    incarnation: str
+    resource: str
+    services: Served
+    device_gb: tuple[float, ...]
+    """Memory of each GPU."""
+    bad: tuple[int, ...] = ()

@@ -1,0 +1,52 @@
+"""Chunks: aligned intervals of the GPUs of one node (ARL-Tangram §5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+SIZES: Final = (1, 2, 4, 8)
+"""GPUs of a chunk: the degrees of parallelism."""
+LARGEST: Final = SIZES[-1]
+
+
+class Chunk(NamedTuple):
+    """GPUs `first` to `first + size - 1`; `first` is a multiple of `size`."""
+
+    first: int
+    size: int
+
+    @property
+    def gpus(self) -> range:
+        """Numbers of its GPUs."""
+        return range(self.first, self.first + self.size)
+
+    @property
+    def mask(self) -> int:
+        """Its GPUs as bits."""
+        return ((1 << self.size) - 1) << self.first
+
+    def overlaps(self, other: Chunk) -> bool:
+        """Return whether the two share a GPU."""
+        return self.first < other.first + other.size and other.first < self.first + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model service as a node reports it."""
+
+    degrees: tuple[int, ...]
+    """GPUs that one engine of it may use."""
+    concurrency: int = 1
+    """Most actions that use one engine at the same time."""
+    awake_gb: float = 0.0
+    """Memory of each GPU that an engine of it needs."""
+    resident: frozenset[Chunk] = frozenset()
+    """Chunks that hold it: an action starts there without a restore."""
+    unusable: frozenset[Chunk] = frozenset()
+    """Chunks where its engine is quarantined."""
+
+
+Served = Mapping[str, ServedModel]
+"""Model service of a node -> what the node reports of it."""

@@ -1,0 +1,252 @@
+"""Activations: the steps that make an instance resident, one instance at a time on each GPU.
+
+Order: room (other instances fall asleep or are stopped), load or restore, canary, admission. The next step begins when
+the end of the one before is confirmed. An activation owns the GPUs of its chunk: nothing else begins a load, restore or
+canary there, and no other instance admits a holder. Evictions for one activation run at the same time: each only frees
+memory. A step of another instance that shares a GPU with a victim excludes the victim.
+
+The plan is made anew when all evictions of the last plan have ended, so it is about confirmed memory. Each plan evicts
+or stops something on GPUs where nothing else can wake up, so that plans end. An activation that has no plan gives up
+its GPUs and waits again: two activations never wait for each other (tests/.../model_checker.py).
+"""
+
+from __future__ import annotations
+
+from shared.policy.serving.engine_steps import EngineSteps
+from shared.policy.serving.evictions import (
+    ROUNDING,
+    Candidate,
+    EvictionPlan,
+    LevelOption,
+    SleepingEngine,
+    choose_levels,
+    choose_victims,
+)
+from shared.policy.serving.holder_queue import HolderQueue
+from shared.policy.serving.instance import Activation, EngineInstance
+from shared.policy.serving.model import InstanceId, Level, Stepped
+from shared.policy.serving.node_state import NodeState
+
+MOST_FAULTS = 2
+"""Failed restores or canaries that quarantine: after the first one the engine is loaded once more."""
+
+
+class Activations:
+    """Activations of one node. A method is O(active instances on the GPUs concerned) if it names no other cost."""
+
+    def __init__(self, state: NodeState, queue: HolderQueue, engines: EngineSteps) -> None:
+        self._state = state
+        self._queue = queue
+        self._engines = engines
+
+    # ---- progress ------------------------------------------------------------------------------------------------
+
+    def advance(self, one: EngineInstance, now: float) -> None:
+        """Do what is next for an instance: admit its holders, begin its activation, or go on with it."""
+        if one.step is not None or one.leaving or one.stop_why or one.quarantine or one.state == "unknown":
+            return
+        if one.activation is not None:
+            if not one.activation.room and not self._state.steps_near(one):
+                self._proceed(one, now)
+        elif one.ready:
+            if one.waiting and len(one.running) < one.spec.concurrency and self._may_use(one, now):
+                self._queue.admit(one, now)
+        elif (one.waiting or one.probing) and not self._state.bad_reason(one.id) and self._may_use(one, now):
+            self._begin(one, now)
+
+    def ahead(self, one: EngineInstance, others: list[EngineInstance], now: float) -> EngineInstance | None:
+        """Return another instance whose holder is overdue and goes first; None if there is none."""
+        config = self._state.config
+        overdue = one.oldest if one.overdue(now, config.max_wait_s) else None
+        for other in others:
+            oldest = other.oldest
+            if oldest is None or not other.overdue(now, config.max_wait_s):
+                continue
+            if overdue is None or oldest.order < overdue.order:
+                return other
+        return None
+
+    def _may_use(self, one: EngineInstance, now: float) -> bool:
+        """Return whether no other instance uses a GPU of the chunk, changes on it, or goes first."""
+        others = self._state.overlapping(one)
+        for other in others:
+            if other.running or other.step is not None or other.activation is not None or other.state == "unknown":
+                return False
+        return self.ahead(one, others, now) is None
+
+    def _begin(self, one: EngineInstance, now: float) -> None:
+        plan = self._plan(one, now)
+        if plan is None:
+            self._refuse_impossible(one, now)
+        elif one.waiting or not plan.levels:  # a probe alone evicts nothing
+            one.activation = Activation()
+            self._state.touch(one)
+            self._execute(one, plan, now)
+
+    def _proceed(self, one: EngineInstance, now: float) -> None:
+        """Go on when all evictions of the last plan have ended."""
+        half = one.claim != one.place  # a restore ran out of memory, and is tried again
+        plan = self._plan(one, now) if one.waiting or one.probing or half else None
+        if plan is None or (plan.levels and not one.waiting):
+            one.activation = None
+            if one.place != "awake":
+                self._state.set_state(one, "cold" if one.place == "cold" else "evicted", one.why, now)
+            self._state.touch(one)
+        else:
+            self._execute(one, plan, now)
+
+    def _execute(self, one: EngineInstance, plan: EvictionPlan, now: float) -> None:
+        """Begin the steps of a plan whose memory is free now, or the next step of the instance itself."""
+        state, why = self._state, f"room for {one.id}"
+        for name in plan.stopped:
+            self._evict(one, name, "cold", f"host memory for sleeping engines: {why}", now)
+        for name, level in plan.levels:
+            if level == "cold" or state.instances[name].spec.host_gb.get(level, 0.0) <= state.host_free_gb() + ROUNDING:
+                self._evict(one, name, level, why, now)
+        if not plan.levels:
+            why = "a holder waits" if one.waiting else one.why
+            state.begin(one, {"cold": "load", "awake": "canary"}.get(one.place, "restore"), why, now)  # type: ignore[arg-type]
+
+    def _evict(self, one: EngineInstance, name: InstanceId, level: Level, why: str, now: float) -> None:
+        victim = self._state.instances[name]
+        assert one.activation is not None
+        one.activation.room[name] = None
+        victim.room_for = one.id
+        if level == "cold":
+            self._state.begin(victim, "stop", why, now)
+        else:
+            self._state.begin(victim, "evict", why, now, level)
+
+    def _refuse_impossible(self, one: EngineInstance, now: float) -> None:
+        """RefuseHolder holders for which there is too little memory until a stuck engine is stopped."""
+        stuck = [other for other in self._state.overlapping(one) if other.stuck]
+        for gpu in one.id.chunk.gpus:
+            held = [other for other in stuck if gpu in other.id.chunk.gpus]
+            if held and sum(other.device_gb for other in held) + one.spec.awake_gb > self._state.memory.device_gb[gpu]:
+                why = (
+                    f"GPU {gpu} has no memory for {one.id}: the engine of {held[0].id} holds it ({held[0].quarantine})"
+                )
+                retry_s = max(self._state.config.retry_s, min(other.probe_s for other in held) - now)
+                self._queue.refuse_waiting(one, why, retry_s)
+                return
+
+    # ---- room ----------------------------------------------------------------------------------------------------
+
+    def _plan(self, one: EngineInstance, now: float) -> EvictionPlan | None:
+        """Evictions after which the memory is enough; None if those that are possible now are not.
+
+        O(active instances on the GPUs concerned + sleepers), and the search of `choose_levels`.
+        """
+        state = self._state
+        more = one.spec.awake_gb - one.device_gb
+        needs = [state.used_gb(gpu) + more - state.memory.device_gb[gpu] for gpu in one.id.chunk.gpus]
+        if all(need <= ROUNDING for need in needs):
+            return EvictionPlan(())
+        candidates = self._candidates(one, now, overdue=one.overdue(now, state.config.max_wait_s))
+        victims = choose_victims(needs, candidates)
+        if victims is None:
+            return None
+        chosen = {victim.instance for victim in victims}
+        sleepers = [sleeper for sleeper in self._sleepers(one) if sleeper.instance not in chosen]
+        return choose_levels(needs, victims, state.host_free_gb(), sleepers)
+
+    def _candidates(self, one: EngineInstance, now: float, *, overdue: bool) -> list[Candidate]:
+        """Idle instances on the GPUs in the order in which they are given up: awake ones by priority and LRU, and then
+        sleepers, which free little and whose load costs much.
+        """
+        idle = [other for other in self._state.overlapping(one) if other.claim != "cold" and self._free(other, one)]
+        idle = [other for other in idle if overdue or other.kept_until_s() <= now]
+        idle.sort(key=lambda other: (other.place != "awake", -other.spec.priority, other.used_s, other.id))
+        return [Candidate(other.id, tuple(self._options(other, one))) for other in idle]
+
+    def _free(self, other: EngineInstance, one: EngineInstance) -> bool:
+        """Return whether a step of another instance may begin for this one."""
+        if other.running or other.step is not None or other.activation is not None or other.state == "unknown":
+            return False
+        if other.stuck or other.leaving or other.stop_why:
+            return False
+        near = self._state.overlapping(other)
+        return all(third is one or (third.step is None and third.activation is None) for third in near)
+
+    def _options(self, other: EngineInstance, one: EngineInstance) -> list[LevelOption]:
+        times = self._state.times
+        levels: tuple[Level, ...] = other.spec.levels if other.place == "awake" else ()
+        options = []
+        for level in dict.fromkeys((*levels, "cold")):
+            left = 0.0 if level == "cold" else other.spec.asleep_gb.get(level, 0.0)
+            frees = tuple(other.device_gb - left if gpu in other.id.chunk.gpus else 0.0 for gpu in one.id.chunk.gpus)
+            cost_s = times.evict_s(other.id, level) + times.restore_s(other.id, level)
+            if other.place != "awake":
+                cost_s = self._stop_cost_s(other)
+            host_gb = 0.0 if level == "cold" else other.spec.host_gb.get(level, 0.0)
+            options.append(LevelOption(level, cost_s, frees, host_gb))
+        return options
+
+    def _sleepers(self, one: EngineInstance) -> list[SleepingEngine]:
+        """Sleepers of the node that can be stopped for host memory, in the order in which they are given up."""
+        found = [
+            other
+            for other in self._state.sleepers.values()
+            if other.host_gb > 0 and not other.waiting and self._free(other, one) and other.place != "awake"
+        ]
+        found.sort(key=lambda other: -other.spec.priority)
+        return [SleepingEngine(other.id, other.host_gb, self._stop_cost_s(other)) for other in found]
+
+    def _stop_cost_s(self, other: EngineInstance) -> float:
+        """Cost of stopping a sleeper: the stop, and what its next load takes longer than its restore."""
+        times = self._state.times
+        later_s = 0.0
+        if other.place != "awake":
+            later_s = max(0.0, times.restore_s(other.id, "cold") - times.restore_s(other.id, other.place))
+        return times.evict_s(other.id, "cold") + later_s
+
+    # ---- ends of load, restore and canary ------------------------------------------------------------------------
+
+    def stepped(self, one: EngineInstance, stepped: Stepped, now: float) -> None:
+        """Handle the end of a load, a restore or a canary."""
+        state = self._state
+        outcome, reason = ("failed", one.died) if one.died else (stepped.outcome, stepped.reason)
+        one.died = ""
+        if outcome == "oom" and stepped.step != "canary":
+            self._out_of_memory(one, stepped, now)
+        elif outcome != "ok":
+            self._failed(one, stepped, reason, now)
+        elif stepped.step == "canary":
+            one.checked, one.faults, one.probing, one.activation = True, 0, False, None
+            one.restored_s = one.used_s = now
+            state.set_state(one, "resident", "", now)
+            if not one.leaving:
+                self._queue.admit(one, now)
+        else:
+            state.times.record(one.id, "restore", "cold" if one.place == "awake" else one.place, stepped.took_s)
+            one.place = "awake"
+            state.set_host(one, "cold")
+            if not one.leaving:
+                state.begin(one, "canary", one.why, now)
+
+    def _failed(self, one: EngineInstance, stepped: Stepped, reason: str, now: float) -> None:
+        what = f"its {stepped.step} failed: {reason}"
+        if stepped.step != "load":
+            one.faults += 1
+        if stepped.step == "load" or one.faults >= MOST_FAULTS:
+            self._engines.quarantine(one, what, now)
+        else:
+            self._state.begin(one, "stop", what, now)
+
+    def _out_of_memory(self, one: EngineInstance, stepped: Stepped, now: float) -> None:
+        """Evict the next LRU instance and try again, once; minimum residency does not matter then."""
+        if one.leaving or one.activation is None:
+            return
+        candidates = self._candidates(one, now, overdue=True)
+        what = f"its {stepped.step} ran out of memory: {stepped.reason}"
+        if one.activation.oom or not candidates or not one.waiting:
+            self._engines.quarantine(one, what, now)
+            return
+        one.activation.oom = True
+        plan = choose_levels([0.0 for _ in one.id.chunk.gpus], candidates[:1], self._state.host_free_gb())
+        for name, level in plan.levels:
+            self._evict(one, name, level, f"room for {one.id}: {what}", now)
+        if stepped.step == "load":
+            self._state.begin(one, "stop", what, now)
+        else:
+            self._state.set_state(one, one.state, what, now)

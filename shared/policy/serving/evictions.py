@@ -1,0 +1,157 @@
+"""Choice of victims and of their sleep levels: pure functions of amounts and costs.
+
+Laws (tests/shared/policy/serving/test_evictions.py, against brute force over all subsets and levels):
+  - victims: the set that frees enough and spares the last candidate that can be spared, then the one before it, and so
+    on. The caller orders the candidates by how willingly they are evicted;
+  - levels: the least sum of evict + restore times with which the victims free enough device memory and fit into the
+    free host memory. Old sleepers are stopped to free host memory if that makes the sum less, the cost of their next
+    load included;
+  - `cold` frees the most and needs no host memory, so each choice of victims has levels.
+The paper evicts in LRU order (ARL-Tangram 5.3) and has one level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final, NamedTuple
+
+from shared.policy.serving.model import InstanceId, Level
+
+ROUNDING: Final = 1e-6
+"""GB that count as rounding."""
+MOST_VISITED: Final = 4096
+"""Bound of the search for levels, in tried levels: about 5 ms. All choices of six victims are fewer. If it ends the
+search, the best levels so far are used, which free enough, but need not be the cheapest."""
+
+
+class LevelOption(NamedTuple):
+    """One level to which a victim can be evicted."""
+
+    level: Level
+    cost_s: float
+    """Evict time + time of the next restore, compared with leaving it as it is."""
+    frees_gb: tuple[float, ...]
+    """Device memory by GPU of the wanted chunk."""
+    host_gb: float = 0.0
+    """Host memory that it uses afterwards."""
+
+
+class Candidate(NamedTuple):
+    """Instance that can be evicted."""
+
+    instance: InstanceId
+    options: tuple[LevelOption, ...]
+    """`cold` is one of them: it frees the most on each GPU, and uses no host memory."""
+
+    @property
+    def cold(self) -> LevelOption:
+        """Return the option that frees the most."""
+        return next(option for option in self.options if option.level == "cold")
+
+
+class SleepingEngine(NamedTuple):
+    """Sleeping instance that can be stopped for its host memory."""
+
+    instance: InstanceId
+    host_gb: float
+    cost_s: float
+    """Time to stop it + time by which its next load takes longer than its restore."""
+
+
+class EvictionPlan(NamedTuple):
+    """Evictions that make room. `stopped` end first: evictions may need their host memory."""
+
+    levels: tuple[tuple[InstanceId, Level], ...]
+    stopped: tuple[InstanceId, ...] = ()
+    cost_s: float = 0.0
+
+
+def choose_victims(needs_gb: Sequence[float], candidates: Sequence[Candidate]) -> list[Candidate] | None:
+    """Return the victims that free `needs_gb` on each GPU; None if all candidates together do not.
+
+    Args:
+        needs_gb: memory to free by GPU of the wanted chunk; not positive: none.
+        candidates: in the order in which they are given up.
+
+    O(candidates x GPUs).
+    """
+    spare = [-need for need in needs_gb]
+    for candidate in candidates:
+        spare = [have + more for have, more in zip(spare, candidate.cold.frees_gb, strict=True)]
+    if any(have < -ROUNDING for have in spare):
+        return None
+    chosen = []
+    for candidate in reversed(candidates):
+        without = [have - less for have, less in zip(spare, candidate.cold.frees_gb, strict=True)]
+        if all(have >= -ROUNDING for have in without):
+            spare = without
+        else:
+            chosen.append(candidate)
+    return chosen[::-1]
+
+
+def choose_levels(
+    needs_gb: Sequence[float],
+    victims: Sequence[Candidate],
+    host_free_gb: float,
+    sleepers: Sequence[SleepingEngine] = (),
+) -> EvictionPlan:
+    """Return the cheapest levels of victims that free enough when all are cold.
+
+    Args:
+        needs_gb: as for `choose_victims`.
+        victims: its result.
+        host_free_gb: host memory that no sleeper uses.
+        sleepers: in the order in which they are given up: only the first of them are stopped.
+
+    O(MOST_VISITED x sleepers that are tried) at worst, O(victims x levels) if the cheapest levels fit.
+    """
+    least_s = _cheapest(needs_gb, victims, inf)[0]
+    best: EvictionPlan | None = None
+    extra_s = 0.0
+    for count in range(len(sleepers) + 1):
+        if count:
+            host_free_gb += sleepers[count - 1].host_gb
+            extra_s += sleepers[count - 1].cost_s
+        if best is not None and best.cost_s <= least_s + extra_s:
+            break  # more sleepers cost at least as much
+        cost_s, levels = _cheapest(needs_gb, victims, host_free_gb)
+        if best is None or cost_s + extra_s < best.cost_s:
+            chosen = tuple((victim.instance, level) for victim, level in zip(victims, levels, strict=True))
+            best = EvictionPlan(chosen, tuple(sleeper.instance for sleeper in sleepers[:count]), cost_s + extra_s)
+    assert best is not None
+    return best
+
+
+def _cheapest(needs_gb: Sequence[float], victims: Sequence[Candidate], host_gb: float) -> tuple[float, list[Level]]:
+    """Return the least cost and its levels, by depth-first search with bounds. Of equal costs a sleep is preferred."""
+    options = [sorted(victim.options, key=lambda option: (option.cost_s, option.level)) for victim in victims]
+    rest_s = [0.0]
+    most = [tuple(0.0 for _ in needs_gb)]
+    for victim, of_victim in zip(reversed(victims), reversed(options), strict=True):
+        rest_s.append(rest_s[-1] + of_victim[0].cost_s)
+        most.append(tuple(a + b for a, b in zip(most[-1], victim.cold.frees_gb, strict=True)))
+    rest_s.reverse()
+    most.reverse()
+    best_s, best = inf, list[Level]()
+    visited = 0
+    stack: list[tuple[int, float, tuple[float, ...], float, tuple[Level, ...]]] = [
+        (0, 0.0, tuple(needs_gb), host_gb, ())
+    ]
+    while stack and visited < MOST_VISITED:
+        number, cost_s, needs, host, levels = stack.pop()
+        if cost_s + rest_s[number] >= best_s:
+            continue
+        if number == len(victims):
+            best_s, best = cost_s, list(levels)
+            continue
+        for option in reversed(options[number]):
+            visited += 1
+            left = tuple(need - freed for need, freed in zip(needs, option.frees_gb, strict=True))
+            possible = all(need <= later + ROUNDING for need, later in zip(left, most[number + 1], strict=True))
+            if possible and option.host_gb <= host + ROUNDING:
+                stack.append((number + 1, cost_s + option.cost_s, left, host - option.host_gb, (*levels, option.level)))
+    if best_s == inf:  # the search was cut short
+        return sum(victim.cold.cost_s for victim in victims), ["cold" for _ in victims]
+    return best_s, best

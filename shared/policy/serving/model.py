@@ -1,0 +1,237 @@
+"""Values of one node's model services: instances, stimuli and commands.
+
+The service of the node (`services/gpu_manager`) executes each command, and reports what happens as stimuli. Contract of
+the executor:
+  - each `LoadEngine`, `Evict`, `Restore`, `RunCanary` and `Stop` ends in exactly one `Stepped` within the
+    executor's own limit. An `ok` means that the residency was read from the engine afterwards;
+  - each admitted holder ends in one `HolderEnded`, unless `RefuseHolder` named it;
+  - after `oom` of a restore the engine sleeps still, perhaps with a part restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal, NamedTuple
+
+from shared.policy.model.chunks import Chunk
+
+Level = Literal["cold", "asleep1", "asleep2"]
+"""Place of an evicted engine. `cold`: stopped. `asleep1`: weights in host memory. `asleep2`: weights dropped."""
+Place = Literal["cold", "asleep1", "asleep2", "awake"]
+State = Literal[
+    "unknown", "cold", "loading", "resident", "running", "draining", "evicting", "evicted", "restoring", "quarantined"
+]
+"""State of an instance. `unknown`: an engine of a former process whose residency was not found yet. `resident`: idle.
+`draining`: its holders go on, and no new one is admitted. `evicting`: also while it is stopped. `loading` and
+`restoring`: until the canary has succeeded."""
+Step = Literal["load", "evict", "restore", "canary", "stop"]
+Outcome = Literal["ok", "oom", "failed"]
+Residency = Literal["cold", "asleep1", "asleep2", "resident", "unknown"]
+
+
+class InstanceId(NamedTuple):
+    """One engine of a model service on one chunk. Its degree is the chunk's size."""
+
+    service: str
+    chunk: Chunk
+
+    def __str__(self) -> str:
+        """Return a text for people."""
+        first, size = self.chunk
+        return f"{self.service} on GPU {first}" if size == 1 else f"{self.service} on GPUs {first}-{first + size - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServiceSpec:
+    """One model service, as declared. Memory is in GB."""
+
+    name: str
+    awake_gb: float
+    """Device memory of a resident engine, by GPU."""
+    levels: tuple[Level, ...] = ("cold",)
+    """Levels that its backend can do; `cold` always."""
+    degrees: tuple[int, ...] = (1,)
+    asleep_gb: Mapping[Level, float] = field(default_factory=dict)
+    """Device memory that stays with a sleeping engine, by GPU; 0 if not named."""
+    host_gb: Mapping[Level, float] = field(default_factory=dict)
+    """Host memory of a sleeping engine; 0 if not named."""
+    concurrency: int = 1
+    """Most holders of an instance."""
+    min_residency_s: float = 0.0
+    """Time after a restore in which an idle instance is kept, unless a holder has waited for `max_wait_s`."""
+    priority: int = 0
+    """A lower number is evicted later."""
+    revision: str = ""
+    """Changes with anything else of the entry that makes another engine (command, model, environment)."""
+
+    def same_engine(self, other: ModelServiceSpec) -> bool:
+        """Return whether an engine of the other spec can stay: all is equal that it was started with."""
+        mine = (self.awake_gb, self.levels, dict(self.asleep_gb), dict(self.host_gb), self.revision)
+        return mine == (other.awake_gb, other.levels, dict(other.asleep_gb), dict(other.host_gb), other.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """Memory budget of a node, GB."""
+
+    device_gb: tuple[float, ...]
+    """By GPU."""
+    host_gb: float = inf
+    """Host memory that sleeping engines may use together."""
+
+
+# ---- stimuli -----------------------------------------------------------------------------------------------------
+
+
+class ServiceSet(NamedTuple):
+    """A service was declared or changed. Engines of a changed one are drained and stopped (`same_engine`)."""
+
+    spec: ModelServiceSpec
+
+
+class ServiceRemoved(NamedTuple):
+    """A service was removed. Its engines are drained and stopped."""
+
+    name: str
+
+
+class Wanted(NamedTuple):
+    """A holder (one attempt of an action) waits for an instance until `deadline_s`."""
+
+    holder: str
+    instance: InstanceId
+    deadline_s: float
+
+
+class HolderEnded(NamedTuple):
+    """A holder has ended, or its caller no longer waits. `ok`: the engine has served it."""
+
+    holder: str
+    ok: bool = True
+
+
+class Stepped(NamedTuple):
+    """A step has ended."""
+
+    instance: InstanceId
+    step: Step
+    outcome: Outcome
+    reason: str = ""
+    took_s: float = 0.0
+
+
+class EngineDied(NamedTuple):
+    """An engine has ended by itself."""
+
+    instance: InstanceId
+    reason: str
+
+
+class Expected(NamedTuple):
+    """A former process may have left an engine here. `Found` follows. Sent before any `Wanted`."""
+
+    instance: InstanceId
+
+
+class Found(NamedTuple):
+    """Residency of an engine, as read from it. An `unknown` one is stopped."""
+
+    instance: InstanceId
+    residency: Residency
+
+
+class DeviceMarked(NamedTuple):
+    """A GPU is bad, or good again."""
+
+    gpu: int
+    good: bool
+    reason: str = "it was marked bad"
+
+
+class TimePassed(NamedTuple):
+    """Time has passed."""
+
+
+Stimulus = (
+    ServiceSet
+    | ServiceRemoved
+    | Wanted
+    | HolderEnded
+    | Stepped
+    | EngineDied
+    | Expected
+    | Found
+    | DeviceMarked
+    | TimePassed
+)  # fmt: skip
+
+
+# ---- commands ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEngine:
+    """Start an engine and wait until it serves."""
+
+    instance: InstanceId
+
+
+class Evict(NamedTuple):
+    """Put an engine to sleep at a level; never `cold`, which is `Stop`."""
+
+    instance: InstanceId
+    level: Level
+
+
+class Restore(NamedTuple):
+    """Wake a sleeping engine."""
+
+    instance: InstanceId
+
+
+class RunCanary(NamedTuple):
+    """Send the request with the known answer."""
+
+    instance: InstanceId
+
+
+class Stop(NamedTuple):
+    """End an engine and all of its processes, also if it hangs. Its memory is free afterwards."""
+
+    instance: InstanceId
+
+
+class Abort(NamedTuple):
+    """Abort the running requests of an engine. No step: their holders end."""
+
+    instance: InstanceId
+
+
+class Admit(NamedTuple):
+    """Let a holder use its instance."""
+
+    holder: str
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseHolder:
+    """Answer a holder, waiting or admitted, with an error."""
+
+    holder: str
+    reason: str
+    retry_in_s: float | None
+    """None: the same request will not succeed before the services or the node are changed."""
+
+
+class ResidencyChanged(NamedTuple):
+    """The state of an instance has changed: for the leader, logs and metrics. `running` is reported as `resident`."""
+
+    instance: InstanceId
+    state: State
+    reason: str
+
+
+Command = LoadEngine | Evict | Restore | RunCanary | Stop | Abort | Admit | RefuseHolder | ResidencyChanged

@@ -1,0 +1,55 @@
+"""The page of a node: each instance as people and the leader see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.policy.serving.model import InstanceId, Level, State, Step
+from shared.policy.serving.node_state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """One instance."""
+
+    instance: InstanceId
+    state: State
+    since_s: float
+    why: str
+    step: Step | None
+    """Step under way."""
+    level: Level | None
+    """Sleep level of an engine that sleeps; None for others."""
+    running: tuple[str, ...]
+    """Admitted holders."""
+    waiting: tuple[str, ...]
+    """Waiting holders in their order."""
+    device_gb: float
+    """Device memory that is counted for it on each of its GPUs."""
+    host_gb: float
+    """Host memory that is counted for it."""
+    probe_s: float | None
+    """Time of the probe of a quarantined instance."""
+    measured_s: dict[str, float]
+    """Measured times, as `restore asleep1` -> seconds."""
+
+
+def view_of(state: NodeState) -> list[InstanceView]:
+    """Return all instances by service and chunk. O(instances log instances)."""
+    return [
+        InstanceView(
+            one.id,
+            one.state,
+            one.since_s,
+            one.why,
+            one.step,
+            None if one.place in ("awake", "cold") else one.place,  # type: ignore[arg-type]
+            tuple(one.running),
+            tuple(one.waiting),
+            one.device_gb,
+            one.host_gb,
+            one.probe_s if one.quarantine else None,
+            state.times.measured(one.id),
+        )
+        for _, one in sorted(state.instances.items())
+    ]

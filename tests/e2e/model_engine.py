@@ -1,0 +1,55 @@
+"""An inference engine for tests: a real process that speaks OpenAI's chat completions.
+
+It answers `<model> counts <words of the last message>`, after the seconds in `--answer-s`. A completion of `2+2=` is 4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--start-s", type=float, default=0.1)
+    parser.add_argument("--answer-s", type=float, default=0.02)
+    options = parser.parse_args()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _send(self, document: Any) -> None:
+            body = json.dumps(document).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:  # the base class's name
+            self._send({"status": "ok"})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if "prompt" in asked:
+                self._send({"choices": [{"index": 0, "text": "4", "finish_reason": "stop"}]})
+                return
+            time.sleep(options.answer_s)
+            words = len(asked["messages"][-1]["content"].split())
+            message = {"role": "assistant", "content": f"{options.model} counts {words}"}
+            self._send({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    time.sleep(options.start_s)
+    ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

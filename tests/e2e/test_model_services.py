@@ -1,0 +1,182 @@
+"""Model services on one described GPU through a real mesh: real engines' processes, swapped in and out, and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.shared.bus.soon import soon
+from treadle.client.answers import Answer
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.client.errors import NotFound
+from treadle.testing.servers import temporary_home
+from treadle.testing.stack import RunningStack, running_stack
+
+ENGINE = Path(__file__).with_name("model_engine.py")
+SERVICES = ("small", "large", "shared")
+WAIT_S = 120
+
+
+def entry(model: str, **fields: Any) -> dict[str, Any]:
+    command = [sys.executable, str(ENGINE), "--port", "{port}", "--model", "{model}", *fields.pop("options", ())]
+    known = {"prompt": "2+2=", "expect": "4"}
+    return {
+        "backend": "process", "model": model, "command": command, "memory_gb": {"awake": 16}, "canary": known,
+        "min_residency_s": 0.5, **fields,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RunningStack]:
+    """A stack whose GPU holds one of the three services at a time."""
+    with temporary_home() as root, TemporaryDirectory() as folder:
+        declared = Path(folder) / "services.json"
+        entries = {"small": entry("small"), "large": entry("large"), "shared": entry("shared", concurrency=4)}
+        declared.write_text(json.dumps(entries))
+        environ = {"GPU_MANAGER_DEVICES": '[{"memory_gb": 24}]', "GPU_MANAGER_SERVICES": str(declared)}
+        services = "proxy,scaling_planner,gpu_manager"
+        with running_stack(root, services=services, environ=environ) as running:
+            yield running
+
+
+@pytest.fixture
+async def client(stack: RunningStack) -> AsyncIterator[AsyncTreadle]:
+    async with AsyncTreadle(stack.urls["proxy"]) as client, asyncio.timeout(WAIT_S):
+        yield client
+
+
+async def judge(client: AsyncTreadle, service: str, words: int, **fields: Any) -> Answer:
+    params = {
+        "service": service,
+        "messages": [{"role": "user", "content": " ".join(["word"] * words)}],
+        "score": {"regex": "counts ([0-9]+)"},
+    }
+    return await client.run("model.judge", params, timeout_s=30, budget_s=WAIT_S, **fields)
+
+
+def check(answer: Answer, service: str, words: int) -> None:
+    """The right model has answered, and has answered this."""
+    assert (answer.ended, answer.mask) == ("ok", False), answer
+    assert answer.score == words
+    assert answer.output is not None
+    assert answer.output["text"] == f"{service} counts {words}"
+
+
+def engines(model: str = "") -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if str(ENGINE) in line and (not model or line[line.index("--model") + 1] == model):
+            found.append(process)
+    return found
+
+
+async def shown(stack: RunningStack, *options: str) -> str:
+    """Return what `treadle services` prints."""
+    command = [sys.executable, "-m", "treadle.cli.main", "services", "--url", stack.urls["proxy"], *options]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    return str(done.stdout)
+
+
+async def many(client: AsyncTreadle, count: int, seed: int) -> list[str]:
+    """Judge by random services at once; return their order of arrival."""
+    rng = random.Random(seed)
+    work = [(rng.choice(SERVICES), rng.randint(1, 30)) for _ in range(count)]
+    answers = await asyncio.gather(*(judge(client, service, words) for service, words in work))
+    for answer, (service, words) in zip(answers, work, strict=True):
+        check(answer, service, words)
+    return [service for service, _ in work]
+
+
+async def test_each_service_answers_although_the_gpu_holds_one(client: AsyncTreadle) -> None:
+    order = await many(client, 60, seed=1)
+    assert len(engines()) == 1, "the memory of one GPU is one engine's"
+    views = await client.model_services.all()
+    assert {view.name for view in views} == set(SERVICES)
+    resident = [one for view in views for one in view.engines if one.state in ("resident", "running")]
+    assert [one.gpus for one in resident] == [[0]]
+    loads = sum(one.measured_s.get("restore cold", 0.0) > 0 for view in views for one in view.engines)
+    assert loads == 3, "each was started"
+    assert len(list(itertools.groupby(order))) > 30, "in the order of arrival there were more swaps"
+
+
+async def test_a_killed_engine_costs_time_and_no_answer(client: AsyncTreadle) -> None:
+    running = asyncio.create_task(many(client, 60, seed=2))
+    for _ in range(4):
+        await asyncio.sleep(0.7)
+        for process in engines():
+            process.kill()
+    await running
+
+
+async def test_a_killed_manager_costs_time_and_no_answer(client: AsyncTreadle, stack: RunningStack) -> None:
+    running = asyncio.create_task(many(client, 60, seed=3))
+    await asyncio.sleep(1.5)
+    left = engines()
+    os.kill(stack.pids["gpu_manager"], signal.SIGKILL)
+
+    async def ended() -> bool:
+        return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in left)
+
+    await soon(ended)
+    await running
+
+
+async def test_an_unknown_service_waits_and_says_so(client: AsyncTreadle) -> None:
+    answer = await client.run("model.judge", {
+        "service": "nobody", "messages": [{"role": "user", "content": "x"}], "score": {"regex": "([0-9])"},
+    }, timeout_s=5, budget_s=3)  # fmt: skip
+    assert (answer.ended, answer.mask) == ("expired", True)
+    with pytest.raises(NotFound, match="nobody"):
+        await client.model_services.view("nobody")
+
+
+async def test_a_judgement_without_a_score_is_masked(client: AsyncTreadle) -> None:
+    params = {
+        "service": "small", "messages": [{"role": "user", "content": "x"}], "score": {"regex": "mark: ([0-9])"},
+        "attempts": 2,
+    }  # fmt: skip
+    answer = await client.run("model.judge", params, timeout_s=30)
+    assert (answer.ended, answer.mask, answer.score) == ("upstream-failed", True, None)
+
+
+async def test_services_are_shown(client: AsyncTreadle, stack: RunningStack) -> None:
+    await judge(client, "large", 3)
+    view = await client.model_services.view("large")
+    assert (view.backend, view.concurrency, view.degrees) == ("process", 1, [1])
+    assert len(engines("large")) == 1
+    table = await shown(stack, "ls")
+    assert "large" in table
+    assert "resident" in table or "running" in table
+    views = json.loads(await shown(stack, "ls", "--json"))["services"]
+    assert {one["name"] for one in views} == set(SERVICES)
+
+
+def test_a_stopped_stack_leaves_no_engine() -> None:
+    with temporary_home() as root, TemporaryDirectory() as folder:
+        declared = Path(folder) / "services.json"
+        declared.write_text(json.dumps({"last": entry("last")}))
+        environ = {"GPU_MANAGER_DEVICES": '[{"memory_gb": 24}]', "GPU_MANAGER_SERVICES": str(declared)}
+        services = "proxy,gpu_manager"
+        with running_stack(root, services=services, environ=environ) as running:
+
+            async def one() -> None:
+                async with AsyncTreadle(running.urls["proxy"]) as client:
+                    check(await judge(client, "last", 2), "last", 2)
+
+            asyncio.run(one())
+            assert len(engines("last")) == 1
+    assert not engines("last")

@@ -1,0 +1,157 @@
+"""Outputs of judges and the scores in them, and templates that hostile texts fill."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gpu_manager.judging import chat_request, messages_of, score_in
+from services.gpu_manager.kinds import ChatMessage, JudgeScore, ModelJudge
+from shared.kinds.scoring import NoScore
+
+MARKS = JudgeScore(regex=r"(?i)score:\s*([0-9.]+)")
+BOXED = JudgeScore(regex=r"\\boxed\{([^}]*)\}")
+VERDICT = JudgeScore(regex=r"\[\[(-?[0-9.eE+]+)\]\]")
+OBJECT = JudgeScore(schema={"type": "object"})
+DEEP = JudgeScore(schema={"type": "object"}, pointer="/grades/1/value")
+WHOLE = JudgeScore(schema={"type": "number"}, pointer="")
+
+SCORES: list[tuple[JudgeScore, str, float | None]] = [
+    # ---- by a regular expression: the last match counts, and its group is a number
+    (MARKS, "Score: 7", 7.0),
+    (MARKS, "The answer is right.\n\nSCORE:  0.75", 0.75),
+    (MARKS, "Score: 3 at first. On reflection, score: 9", 9.0),
+    (MARKS, "<think>score: 2</think> Score: 8", 8.0),
+    (MARKS, "score: 8/10", 8.0),
+    (MARKS, "score:8.", 8.0),
+    (MARKS, "Score: 8.\nThat is all", 8.0),
+    (MARKS, "score: 1.2.3", None),
+    (MARKS, "score: ...", None),
+    (MARKS, "score: ten", None),
+    (MARKS, "score: -5", None),
+    (MARKS, "Sc\u043ere: 7", None),
+    (MARKS, "I cannot judge this.", None),
+    (MARKS, "", None),
+    (MARKS, "score: 10" + " and so on" * 1600, 10.0),
+    (MARKS, "score: 10" + " and so on" * 2000, None),
+    (BOXED, "so \\boxed{4}", 4.0),
+    (BOXED, "\\boxed{1} or \\boxed{ 2 }", 2.0),
+    (BOXED, "\\boxed{\\frac{1}{2}}", None),
+    (BOXED, "\\boxed{}", None),
+    (BOXED, "\\boxed{true}", None),
+    (VERDICT, "[[1e0]]", 1.0),
+    (VERDICT, "[[-1]] [[+1]]", 1.0),
+    (VERDICT, "[[1e999]]", None),
+    (VERDICT, "[[" + "9" * 65 + "]]", None),
+    (JudgeScore(regex="(nan|inf|[0-9]+)"), "nan", None),
+    (JudgeScore(regex="(nan|inf|[0-9]+)"), "7 inf", None),
+    (JudgeScore(regex="([0-9_]+)"), "1_000", None),
+    (JudgeScore(regex="(?:pass|([0-9]+))"), "7 pass", None),
+    # ---- by a schema: JSON, with a number at the pointer
+    (OBJECT, '{"score": 0.5}', 0.5),
+    (OBJECT, ' {"why": "fine", "score": 3}\n', 3.0),
+    (OBJECT, '{"score": "7.5"}', 7.5),
+    (OBJECT, '{"score": true}', 1.0),
+    (OBJECT, '{"score": false}', 0.0),
+    (OBJECT, '{"score": null}', None),
+    (OBJECT, '{"score": [1]}', None),
+    (OBJECT, '{"score": {"value": 1}}', None),
+    (OBJECT, '{"score": "high"}', None),
+    (OBJECT, '{"score": NaN}', None),
+    (OBJECT, '{"score": 1e400}', None),
+    (OBJECT, '{"score": 1', None),
+    (OBJECT, '```json\n{"score": 1}\n```', None),
+    (OBJECT, '{"score": 1} {"score": 2}', None),
+    (OBJECT, '{"Score": 1}', None),
+    (OBJECT, "score: 1", None),
+    (OBJECT, "[" * 10_000, None),
+    (DEEP, '{"grades": [{"value": 1}, {"value": 2}]}', 2.0),
+    (DEEP, '{"grades": [{"value": 1}]}', None),
+    (WHOLE, "4", 4.0),
+    (WHOLE, '{"score": 4}', None),
+]
+
+
+@pytest.mark.parametrize(("rule", "text", "score"), SCORES, ids=range(len(SCORES)))
+def test_the_score_of_a_completion(rule: JudgeScore, text: str, score: float | None) -> None:
+    if score is not None:
+        assert score_in(rule, text) == score
+    else:
+        with pytest.raises(NoScore):
+            score_in(rule, text)
+
+
+def test_a_scale_is_applied_once() -> None:
+    assert score_in(MARKS, "score: 7", 0.5) == 3.5
+    assert score_in(OBJECT, '{"score": 7}', -1.0) == -7.0
+    with pytest.raises(NoScore, match="not finite"):
+        score_in(OBJECT, '{"score": 1e308}', 1e9)
+
+
+@given(st.text(), st.sampled_from([MARKS, BOXED, VERDICT, OBJECT, DEEP, WHOLE]))
+def test_any_text_has_a_finite_score_or_none(text: str, rule: JudgeScore) -> None:
+    try:
+        score = score_in(rule, text)
+    except NoScore:
+        return
+    assert score == score
+    assert abs(score) < float("inf")
+
+
+# ---- templates -------------------------------------------------------------------------------------------------------
+
+HOSTILE = st.one_of(
+    st.text(),
+    st.sampled_from(
+        ["{q}", "{a}", "{{q}}", "{", "}", '"}]}', '", "role": "system', "\n\nsystem: ", "<|im_end|>", "\\", "\x00"]
+    ),
+)
+
+
+def template_params(template: list[dict[str, str]], fields: dict[str, str]) -> ModelJudge:
+    raw: dict[str, Any] = {"service": "j", "template": template, "fields": fields, "score": {"regex": "(a)"}}
+    return msgspec.json.decode(msgspec.json.encode(raw), type=ModelJudge)
+
+
+@given(HOSTILE, HOSTILE)
+def test_a_fields_text_never_becomes_a_place_or_a_message(q: str, a: str) -> None:
+    template = [{"role": "system", "content": "Grade."}, {"role": "user", "content": "Q<{q}>A<{a}>{q}"}]
+
+    sent = chat_request(template_params(template, {"q": q, "a": a}), "m", 0)
+    found = msgspec.json.decode(msgspec.json.encode(sent))["messages"]
+
+    assert found == [
+        {"role": "system", "content": "Grade."},
+        {"role": "user", "content": "Q<" + q + ">A<" + a + ">" + q},
+    ]
+
+
+NAME = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+
+
+@given(st.dictionaries(NAME, HOSTILE, min_size=1, max_size=4), st.data())
+def test_text_beside_places_stays(fields: dict[str, str], data: st.DataObject) -> None:
+    """The filled text is the template's parts with the fields between them, whatever either contains."""
+    names = data.draw(st.lists(st.sampled_from(sorted(fields)), max_size=6))
+    parts = [data.draw(st.text(alphabet="ab:{}\n ", max_size=5)) for _ in range(len(names) + 1)]
+    content = "".join(part + "{" + name + "}" for part, name in zip(parts, [*names, "_end_"], strict=True))
+    places = re.findall(r"\{([A-Za-z_][A-Za-z0-9_]*)\}", content)
+    texts = {**dict.fromkeys(places, ""), **fields, "_end_": ""}
+
+    (message,) = messages_of(template_params([{"role": "user", "content": content}], texts))
+
+    expected, rest = "", content
+    while (found := re.search(r"\{([A-Za-z_][A-Za-z0-9_]*)\}", rest)) is not None:
+        expected += rest[: found.start()] + texts[found[1]]
+        rest = rest[found.end() :]
+    assert message.content == expected + rest
+
+
+def test_messages_without_a_template_are_sent_as_they_are() -> None:
+    params = ModelJudge(service="j", messages=[ChatMessage(role="user", content="{a} {{b}}")], score=MARKS)
+    assert messages_of(params) == [ChatMessage(role="user", content="{a} {{b}}")]

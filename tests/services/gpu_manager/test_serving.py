@@ -1,0 +1,392 @@
+"""Execution of decisions about engines, and actions on them, with written backends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from services.gpu_manager.backends.protocol import (
+    Capabilities,
+    EngineError,
+    Footprint,
+    Level,
+    OutOfMemory,
+    Residency,
+    WrongAnswer,
+)
+from services.gpu_manager.devices import GIB, DescribedMemory, GpuDevice
+from services.gpu_manager.executor import GpuExecutor
+from services.gpu_manager.kinds import GPUS
+from services.gpu_manager.service_entries import ServiceEntry, WrongEntries, read_entries
+from services.gpu_manager.serving import NotServed, Serving
+from services.gpu_manager.specs import check_devices, given_engines, spec_of
+from shared.messages.grants import Granted
+from shared.policy.model.chunks import Chunk
+from shared.policy.model.results import AttemptResult
+from shared.policy.serving.config import ServingConfig
+from shared.policy.serving.model import (
+    InstanceId,
+    NodeMemory,
+)
+from shared.policy.serving.node_serving import NodeServing
+from shared.runtime.clock import SYSTEM_CLOCK
+from shared.runtime.http_streams import open_streams
+from tests.services.gpu_manager.engines import running_engine
+
+ENTRY = {
+    "backend": "process", "model": "m", "command": ["x", "{port}"], "memory_gb": {"awake": 16},
+    "canary": {"prompt": "2+2=", "expect": "4"}, "min_residency_s": 0,
+}  # fmt: skip
+
+
+@dataclass
+class WrittenBackend:
+    """A backend whose steps a test lets fail. It counts itself among those awake."""
+
+    name: str
+    awake: set[str]
+    url: str = ""
+    fails: dict[str, Exception] = field(default_factory=dict)
+    steps: Counter[str] = field(default_factory=Counter)
+    died: asyncio.Event = field(default_factory=asyncio.Event)
+    flags = Capabilities(("cold",), False, False, False, False)
+
+    async def _step(self, step: str) -> None:
+        self.steps[step] += 1
+        await asyncio.sleep(0)
+        if step in self.fails:
+            raise self.fails[step]
+
+    async def prepare(self) -> None:
+        await self._step("prepare")
+        assert not self.awake, f"{self.awake} have the memory"
+        self.awake.add(self.name)
+
+    async def restore(self) -> None:
+        await self.prepare()
+
+    async def evict(self, level: Level) -> None:
+        await self.stop()
+
+    async def residency(self) -> Residency:
+        return "resident" if self.name in self.awake else "cold"
+
+    async def footprint(self) -> Footprint:
+        return Footprint(None, None)
+
+    async def canary(self) -> None:
+        await self._step("canary")
+
+    async def abort(self) -> None:
+        await self._step("abort")
+
+    async def stop(self) -> None:
+        await self._step("stop")
+        self.awake.discard(self.name)
+
+    async def ended(self) -> str:
+        await self.died.wait()
+        self.awake.discard(self.name)
+        return "it was killed"
+
+
+class Memory(DescribedMemory):
+    """Devices whose memory in use a test sets."""
+
+    used = 0
+
+    def used_bytes(self, number: int) -> int | None:
+        return self.used
+
+
+class Node:
+    """One described GPU that holds one of the services `a` and `b`."""
+
+    def __init__(self, url: str = "") -> None:
+        self.backends: dict[str, WrittenBackend] = {}
+        self.awake: set[str] = set()
+        self.url = url
+        self.memory = Memory((GpuDevice(0, 24.0, "described", False),))
+        config = ServingConfig(max_wait_s=1.0, first_probe_s=60.0)
+        self.machine = NodeServing(NodeMemory((24.0,)), config)
+        self.serving = Serving(self.machine, self._backend, self.memory, SYSTEM_CLOCK)
+        for name in "ab":
+            entry = read_entries(msgspec.json.encode({name: ENTRY}))[name]
+            self.backends[name] = WrittenBackend(name, self.awake, url)
+            self.serving.set_service(name, entry, spec_of(name, entry))
+
+    def _backend(self, instance: InstanceId, _: ServiceEntry) -> WrittenBackend:
+        return self.backends[instance.service]
+
+    def state(self, name: str) -> str:
+        return next((view.state for view in self.machine.view() if view.instance.service == name), "")
+
+    @asynccontextmanager
+    async def using(self, holder: str, name: str, within_s: float = 5.0) -> AsyncIterator[None]:
+        deadline = SYSTEM_CLOCK.monotonic() + within_s
+        async with self.serving.using(holder, InstanceId(name, Chunk(0, 1)), deadline) as use:
+            use.ok = True
+            yield
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    node = Node()
+    async with asyncio.timeout(20):
+        yield node
+        await node.serving.stop(5.0)
+    assert not node.awake
+
+
+async def test_an_engine_is_loaded_checked_used_and_kept(node: Node) -> None:
+    async with node.using("h1", "a"):
+        assert node.awake == {"a"}
+    async with node.using("h2", "a"):
+        pass
+    assert node.backends["a"].steps == {"prepare": 1, "canary": 1}
+    assert node.state("a") == "resident"
+
+
+async def test_another_service_evicts_it_after_its_holders(node: Node) -> None:
+    async with node.using("h1", "a"):
+        waiting = asyncio.create_task(_use(node, "h2", "b"))
+        await asyncio.sleep(0.05)
+        assert node.awake == {"a"}, "nothing is evicted from under its holder"
+    await waiting
+    assert node.awake == {"b"}
+    assert node.backends["a"].steps["stop"] == 1
+
+
+async def test_a_holder_that_waits_too_long_is_refused_and_one_that_goes_is_forgotten(node: Node) -> None:
+    async with node.using("h1", "a"):
+        with pytest.raises(NotServed) as refused:
+            await _use(node, "h2", "b", within_s=0.1)
+        assert refused.value.retry_in_s is not None
+        gone = asyncio.create_task(_use(node, "h3", "b"))
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+    await asyncio.sleep(0.05)
+    assert node.backends["b"].steps == {}, "nobody waits for it any more"
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("CUDA out of memory"), EngineError("it did not start")])
+async def test_an_engine_that_cannot_be_loaded_is_quarantined_with_its_reason(node: Node, error: EngineError) -> None:
+    node.backends["a"].fails["prepare"] = error
+    with pytest.raises(NotServed, match=error.reason) as refused:
+        await _use(node, "h1", "a")
+    assert refused.value.retry_in_s
+    await _use(node, "h2", "b")
+    assert node.state("a") == "quarantined"
+
+
+async def test_a_wrong_canary_admits_nobody(node: Node) -> None:
+    node.backends["a"].fails["canary"] = WrongAnswer("it says !!!!")
+    with pytest.raises(NotServed, match="!!!!"):
+        await _use(node, "h1", "a")
+    assert node.backends["a"].steps["canary"] == 2, "it is loaded once more"
+    await _use(node, "h2", "b")
+    assert node.state("a") == "quarantined"
+
+
+async def test_memory_in_use_is_measured_before_a_load(node: Node) -> None:
+    node.memory.used = 12 * GIB
+    with pytest.raises(NotServed, match=r"GPU 0 has 24.0 GB, 12.0 GB are in use, and a needs 16.0 GB"):
+        await _use(node, "h1", "a")
+    assert node.backends["a"].steps["prepare"] == 0
+    node.memory.used = 8 * GIB
+    await _use(node, "h2", "b")
+
+
+async def test_a_failure_of_ours_ends_the_service(node: Node) -> None:
+    node.backends["a"].fails["prepare"] = LookupError("a bug")
+    waiting = asyncio.create_task(_use(node, "h1", "a"))
+    with pytest.raises(LookupError, match="a bug"):
+        await node.serving.failed()
+    waiting.cancel()
+
+
+async def _use(node: Node, holder: str, name: str, within_s: float = 5.0) -> None:
+    async with node.using(holder, name, within_s):
+        assert node.awake == {name}
+
+
+# ---- actions ---------------------------------------------------------------------------------------------------------
+
+
+def grant(number: int, service: str, *, budget_s: float = 10.0, gpus: tuple[int, ...] = (0,)) -> Granted:
+    params = {
+        "service": service, "messages": [{"role": "user", "content": "x"}], "score": {"regex": "is ([0-9])"}
+    }  # fmt: skip
+    return Granted(
+        action=f"A{number}", epoch=1, attempt=1, tenant="t", stage=0, work="model.judge",
+        params=msgspec.json.encode(params), units={GPUS: len(gpus)}, timeout_s=10.0, budget_s=budget_s,
+        service=service, numbers=list(gpus),
+    )  # fmt: skip
+
+
+async def says_7(_: web.Request) -> web.Response:
+    choice = {"message": {"role": "assistant", "content": "it is 7"}, "finish_reason": "stop"}
+    return web.json_response({"choices": [choice]})
+
+
+async def never(_: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+async def run(executor: GpuExecutor, one: Granted) -> AttemptResult:
+    executor.resources[GPUS].use(one.units[GPUS], SYSTEM_CLOCK.monotonic())
+    task = executor.start(one)
+    try:
+        return await task
+    finally:
+        executor.resources[GPUS].use(-one.units[GPUS], SYSTEM_CLOCK.monotonic())
+        executor.release(one, task)
+
+
+@asynccontextmanager
+async def executing(node: Node) -> AsyncIterator[GpuExecutor]:
+    async with open_streams(connect_s=2.0) as http, asyncio.timeout(20):
+        yield GpuExecutor(node.serving, http, SYSTEM_CLOCK, 1, 4 << 20)
+        await node.serving.stop(5.0)
+
+
+async def test_an_action_gets_the_score_of_its_service() -> None:
+    async with running_engine(says_7) as engine:
+        node = Node(engine.url)
+        async with executing(node) as executor:
+            result = await run(executor, grant(1, "a"))
+            assert (result.status, result.score, result.evidence) == ("ok", 7.0, "separate")
+            assert result.usage["gpu_s"] > 0
+            assert executor.resources[GPUS].used == 0
+
+
+async def test_an_engine_that_dies_during_an_action_loses_the_attempt() -> None:
+    async with running_engine(never) as engine:
+        node = Node(engine.url)
+        async with executing(node) as executor:
+            running = asyncio.create_task(run(executor, grant(1, "a")))
+            await engine.called.wait()
+            node.backends["a"].died.set()
+            result = await running
+            assert (result.status, result.score) == ("lost", None)
+            assert "killed" in result.reason
+            await engine.lost.wait()
+
+
+async def test_an_action_whose_engine_is_quarantined_is_postponed() -> None:
+    node = Node()
+    node.backends["a"].fails["prepare"] = EngineError("it did not start")
+    async with executing(node) as executor:
+        result = await run(executor, grant(1, "a"))
+        assert result.status == "postponed"
+        assert result.retry_in_s > 0
+        assert "it did not start" in result.reason
+
+
+async def test_a_cancelled_action_closes_its_call() -> None:
+    async with running_engine(never) as engine:
+        node = Node(engine.url)
+        async with executing(node) as executor:
+            running = asyncio.create_task(run(executor, grant(1, "a")))
+            await engine.called.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await engine.lost.wait()
+            assert node.state("a") == "resident"
+
+
+@pytest.mark.parametrize("gpus", [(), (1, 0, 5), (0, 1, 2)])
+async def test_a_grant_without_a_chunk_is_lost(gpus: tuple[int, ...]) -> None:
+    async with executing(Node()) as executor:
+        result = await run(executor, grant(1, "a", gpus=gpus))
+        assert result.status == "lost"
+
+
+async def test_gpus_of_a_shared_chunk_count_once() -> None:
+    async with running_engine(never) as engine:
+        node = Node(engine.url)
+        entry = msgspec.structs.replace(node.serving.entries["a"], concurrency=2)
+        node.serving.set_service("a", entry, spec_of("a", entry))
+        async with executing(node) as executor:
+            running = [asyncio.create_task(run(executor, grant(number, "a"))) for number in range(2)]
+            await asyncio.sleep(0.1)
+            assert len(engine.bodies) == 2
+            assert executor.resources[GPUS].used == 1
+            running[0].cancel()
+            await asyncio.wait([running[0]])
+            assert executor.resources[GPUS].used == 1
+            running[1].cancel()
+            await asyncio.wait([running[1]])
+            assert executor.resources[GPUS].used == 0
+
+
+# ---- engines that run already, changes, and the end ------------------------------------------------------------------
+
+
+async def test_an_engine_that_runs_already_is_found_and_used_on_its_own_gpu_only() -> None:
+    node = Node()
+    given = {**ENTRY, "backend": "vllm", "url": "http://127.0.0.1:9", "first_gpu": 0}
+    del given["command"]
+    entry = read_entries(msgspec.json.encode({"a": given}))["a"]
+    node.serving.set_service("a", entry, spec_of("a", entry))
+    (instance,) = given_engines("a", entry)
+    node.awake.add("a")
+    async with asyncio.timeout(20):
+        node.serving.expect(instance)
+        await _use(node, "h1", "a")
+        assert node.backends["a"].steps == {"abort": 1, "canary": 1}, "it was resident, and was not started"
+        with pytest.raises(NotServed, match="no engine"):
+            async with node.serving.using("h2", InstanceId("a", Chunk(1, 1)), SYSTEM_CLOCK.monotonic() + 1):
+                pass
+        await node.serving.stop(5.0)
+    with pytest.raises(WrongEntries, match="the node has 0 GPUs"):
+        check_devices({"a": entry}, 0)
+
+
+async def test_a_changed_service_is_started_by_its_new_entry_and_a_removed_one_is_not_offered(node: Node) -> None:
+    await _use(node, "h1", "a")
+    first = node.backends["a"]
+    node.backends["a"] = WrittenBackend("a", node.awake)
+    entry = msgspec.structs.replace(node.serving.entries["a"], command=["y", "{port}"])
+    node.serving.set_service("a", entry, spec_of("a", entry))
+    await _use(node, "h2", "a")
+    assert (first.steps["stop"], node.backends["a"].steps["prepare"]) == (1, 1)
+    node.serving.remove_service("a")
+    assert node.serving.declared.keys() == {"b"}
+    with pytest.raises(NotServed):
+        await _use(node, "h3", "a")
+
+
+async def test_a_stop_ends_in_its_time_and_nothing_starts_after_it() -> None:
+    node = Node()
+    await _use(node, "h1", "a")
+    hangs = node.backends["a"]
+
+    async def never_stops() -> None:
+        await asyncio.Event().wait()
+
+    hangs.stop = never_stops  # type: ignore[method-assign]
+    async with asyncio.timeout(10):
+        await node.serving.stop(0.2)
+    waiting = asyncio.create_task(_use(node, "h2", "b", within_s=0.2))
+    await asyncio.wait([waiting], timeout=0.3)
+    assert node.backends["b"].steps == {}
+    waiting.cancel()
+
+
+async def test_an_error_of_the_system_fails_one_engine_and_not_the_node(node: Node) -> None:
+    node.backends["a"].fails["prepare"] = OSError(24, "Too many open files")
+    with pytest.raises(NotServed, match="Too many open files"):
+        await _use(node, "h1", "a")
+    await _use(node, "h2", "b")

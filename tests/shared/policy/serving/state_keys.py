@@ -1,0 +1,70 @@
+"""Canonical keys of states: two states with the same key have the same future.
+
+Times count as what is left of them, and times of use as their order. Measured times are equal to their defaults in the
+cases of the model checker, so they decide nothing and are no part of a key. Reasons count as being there or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from shared.policy.serving.config import ServingConfig
+from shared.policy.serving.instance import EngineInstance
+from shared.policy.serving.node_serving import NodeServing
+from tests.shared.policy.serving.fake_node import FakeNode
+
+
+def node_key(node: FakeNode) -> Hashable:
+    """Return the key of a fake node."""
+    engines = tuple(
+        (one, engine.place, engine.partial, engine.canaried, engine.dead, engine.host, engine.spec.revision)
+        for one, engine in sorted(node.engines.items())
+    )
+    return (
+        engines,
+        tuple(sorted(node.steps.items())),
+        tuple(sorted(node.waiting)),
+        tuple(sorted(node.running)),
+        tuple(sorted(node.unfound)),
+        tuple(sorted(node.bad)),
+        tuple(sorted((name, spec.revision) for name, spec in node.specs.items())),
+        tuple(sorted(node.states.items())),
+    )
+
+
+def state_key(serving: NodeServing, now: float) -> Hashable:
+    """Return a canonical key of a machine."""
+    state = serving._state
+    assert not state.commands
+    assert not state.changed
+    instances: list[EngineInstance] = [one for _, one in sorted(state.instances.items())]
+    used = sorted({one.used_s for one in instances})
+    orders = sorted(holder.order for one in instances for holder in one.waiting.values())
+    return (
+        tuple(_instance_key(one, now, state.config, used, orders) for one in instances),
+        tuple(tuple(sorted(gpu)) for gpu in state.gpus),
+        tuple(state.sleepers),
+        tuple(sorted(state.bad)),
+        tuple(sorted(state.services)),
+    )
+
+
+def _instance_key(
+    one: EngineInstance, now: float, config: ServingConfig, used: list[float], orders: list[int]
+) -> Hashable:
+    def left(at_s: float | None, after_s: float = 0.0) -> float | None:
+        return None if at_s is None else max(0.0, at_s + after_s - now)
+
+    waiting = tuple(
+        (name, orders.index(holder.order), left(holder.arrived_s, config.max_wait_s))
+        for name, holder in one.waiting.items()
+    )
+    activation = None if one.activation is None else (tuple(sorted(one.activation.room)), one.activation.oom)
+    reasons = (bool(one.leaving), bool(one.stop_why), bool(one.died), bool(one.quarantine))
+    return (
+        (one.id, one.spec.revision, one.state, one.place, one.claim, one.host, one.step, one.target, one.checked),
+        (activation, one.room_for, waiting, tuple(one.running), used.index(one.used_s), reasons),
+        (left(one.restored_s, one.spec.min_residency_s), left(one.drain_s, config.max_drain_s)),
+        (left(one.aborted_s, config.abort_limit_s), left(one.probe_s) if one.quarantine else None),
+        (left(one.found_by_s), one.faults, min(one.deaths, config.most_deaths), one.probing, one.stuck),
+    )

@@ -1,0 +1,28 @@
+"""Measured times of steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.policy.serving.config import ServingConfig
+from shared.policy.serving.step_times import StepTimes
+from tests.shared.policy.serving.node_driver import on
+
+
+def test_defaults_are_used_until_a_step_is_measured_and_then_its_mean() -> None:
+    times = StepTimes(ServingConfig(ewma_weight=0.5))
+    assert times.evict_s(on("a"), "asleep1") == times.config.evict_s["asleep1"]
+    times.record(on("a"), "evict", "asleep1", 8.0)
+    times.record(on("a"), "evict", "asleep1", 4.0)
+    assert times.evict_s(on("a", 1), "asleep1") == pytest.approx(6.0)
+    assert times.restore_s(on("a"), "asleep1") == times.config.restore_s["asleep1"]
+    assert times.measured(on("a")) == {"evict asleep1": pytest.approx(6.0)}
+
+
+def test_each_degree_and_level_has_its_own_mean_and_a_removed_service_has_none() -> None:
+    times = StepTimes(ServingConfig())
+    times.record(on("a"), "restore", "cold", 40.0)
+    times.record(on("a", 0, 2), "restore", "cold", 25.0)
+    assert (times.restore_s(on("a"), "cold"), times.restore_s(on("a", 0, 2), "cold")) == (40.0, 25.0)
+    times.forget("a")
+    assert times.measured(on("a")) == times.measured(on("a", 0, 2)) == {}

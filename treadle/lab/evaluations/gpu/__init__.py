@@ -1,0 +1,1 @@
+"""`treadle replay gpu`: what is run, the report, its tables and its picture."""

@@ -12,6 +12,7 @@ from rich.console import Console
 from shared.store.stimulus_log import LogError
 from treadle.cli.replay_dispatch import dispatch
 from treadle.cli.replay_errors import FAILED, WRONG, ReplayError, check_drawable, failing
+from treadle.cli.replay_gpu import gpu
 from treadle.cli.replay_search import search
 from treadle.lab.evaluations.distrs.jobs import (
     DRAWS,
@@ -51,6 +52,7 @@ def register(app: typer.Typer) -> None:
     app.command("distrs")(distrs)
     app.command("tangram")(tangram)
     app.command("search")(search)
+    app.command("gpu")(gpu)
     app.command("planner")(planner)
     app.command("dispatch")(dispatch)
 

@@ -188,7 +188,9 @@ class EngineSteps:
             gb = spec.awake_gb
         else:
             gb = spec.asleep_gb.get(residency, 0.0)
-            others = (other.host_gb for other in state.sleepers.values() if other.state != "unknown" and other != one)
+            others = (
+                other.host_gb for other in state.sleepers.values() if other.state != "unknown" and other is not one
+            )
             if sum(others) + spec.host_gb.get(residency, 0.0) > state.memory.host_gb:
                 return "sleeping engines were found with more host memory than the budget"
         for gpu in one.id.chunk.gpus:

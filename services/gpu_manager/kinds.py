@@ -147,9 +147,9 @@ class ScoredPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ModelScore(ModelParams, frozen=True, kw_only=True):
     """Score texts with a reward model. One input: its score is that of the action."""
 
-    inputs: Text | ScoredPair | Annotated[list[Text | ScoredPair], msgspec.Meta(min_length=1, max_length=MOST_INPUTS)]
-    """A text, {"prompt": "...", "answer": "..."}, or a list of them. Of a list, the scores are in the output, in order,
-    and the action has a score only if the list has one item."""
+    inputs: Annotated[list[Text | ScoredPair], msgspec.Meta(min_length=1, max_length=MOST_INPUTS)]
+    """Texts, and pairs {"prompt": "...", "answer": "..."}. Their scores are in the output, in order. The action has a
+    score only if there is one."""
     label: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
     """Output of the model's head whose score counts. Needed if it has several."""
     truncate: bool = False
@@ -160,12 +160,16 @@ class ModelScore(ModelParams, frozen=True, kw_only=True):
     """Least score of the action, after `scale`, that passes. Null: no statement."""
 
 
+TextPair = Annotated[list[Text], msgspec.Meta(min_length=2, max_length=2)]
+"""Two texts. (No tuple: generators of clients do not read `prefixItems`.)"""
+
+
 class ModelEmbed(ModelParams, frozen=True, kw_only=True):
     """Embed texts, or compare pairs of texts by the cosine of their embeddings."""
 
     texts: Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MOST_INPUTS)] | None = None
     """Texts whose embeddings are in the output, in order. No score is formed."""
-    pairs: Annotated[list[tuple[Text, Text]], msgspec.Meta(min_length=1, max_length=MOST_INPUTS)] | None = None
+    pairs: Annotated[list[TextPair], msgspec.Meta(min_length=1, max_length=MOST_INPUTS)] | None = None
     """Pairs whose similarities, from -1 to 1, are in the output, in order. The action has a score only if there is one
     pair."""
     truncate: bool = False

@@ -94,7 +94,7 @@ async def score(params: ModelScore, call: EngineAttempt) -> AttemptResult:
             "scores; name a service of the backend 'torch'",
             spent,
         )
-    inputs = params.inputs if isinstance(params.inputs, list) else [params.inputs]
+    inputs = params.inputs
     try:
         body: dict[str, Any] = {"inputs": _sent(inputs), "truncate": params.truncate}
         if params.label is not None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 
+from tests.architecture.test_metric_names import METRICS
 from tests.shared.bus.soon import soon
 from treadle.client.answers import Answer
 from treadle.client.asynchronous import AsyncTreadle
@@ -163,6 +166,12 @@ async def test_services_are_shown(client: AsyncTreadle, stack: RunningStack) -> 
     assert "resident" in table or "running" in table
     views = json.loads(await shown(stack, "ls", "--json"))["services"]
     assert {one["name"] for one in views} == set(SERVICES)
+
+
+async def test_metrics_are_those_of_the_list(stack: RunningStack) -> None:
+    async with aiohttp.ClientSession() as http, http.get(stack.urls["gpu_manager"] + "/metrics") as response:
+        served = set(re.findall(r"^# TYPE (treadle_\w+) \w+$", await response.text(), re.MULTILINE))
+    assert {name for name in served if not name.endswith("_created")} == METRICS["gpu_manager"]
 
 
 def test_a_stopped_stack_leaves_no_engine() -> None:

@@ -11,7 +11,7 @@ import pytest
 from shared.runtime.identity import Identity, identify
 from shared.runtime.stack_state import State
 from treadle.lab.bench.processes import memory_bytes
-from treadle.stack.services import SERVICES
+from treadle.stack.services import chosen_services
 from treadle.testing.stack import RunningStack, running_stack
 
 MOST_MEMORY_BYTES = 600_000_000
@@ -30,7 +30,7 @@ def processes(stack: RunningStack) -> list[psutil.Process]:
 
 
 def test_every_service_is_healthy_and_all_are_small(stack: RunningStack) -> None:
-    names = {"postgres", "valkey", *(spec.name for spec in SERVICES)}
+    names = {"postgres", "valkey", *(spec.name for spec in chosen_services("", {}))}
     assert {service.name: service.state for service in stack.state.services} == dict.fromkeys(names, State.HEALTHY)
     assert memory_bytes(stack.supervisor.pid) < MOST_MEMORY_BYTES
 

@@ -12,6 +12,8 @@ its GPUs and waits again: two activations never wait for each other (tests/.../m
 
 from __future__ import annotations
 
+from math import inf
+
 from shared.policy.serving.engine_steps import EngineSteps
 from shared.policy.serving.evictions import (
     ROUNDING,
@@ -146,27 +148,39 @@ class Activations:
         victims = choose_victims(needs, candidates)
         if victims is None:
             return None
-        chosen = {victim.instance for victim in victims}
-        sleepers = [sleeper for sleeper in self._sleepers(one) if sleeper.instance not in chosen]
-        return choose_levels(needs, victims, state.host_free_gb(), sleepers)
+        free_gb = state.host_free_gb()
+        plan = choose_levels(needs, victims, free_gb)
+        if plan.cost_s > choose_levels(needs, victims, inf).cost_s:  # more host memory would make it cheaper
+            chosen = {victim.instance for victim in victims}
+            sleepers = [sleeper for sleeper in self._sleepers(one) if sleeper.instance not in chosen]
+            plan = choose_levels(needs, victims, free_gb, sleepers)
+        return plan
 
     def _candidates(self, one: EngineInstance, now: float, *, overdue: bool) -> list[Candidate]:
         """Idle instances on the GPUs in the order in which they are given up: awake ones by priority and LRU, and then
         sleepers, which free little and whose load costs much.
         """
-        idle = [other for other in self._state.overlapping(one) if other.claim != "cold" and self._free(other, one)]
-        idle = [other for other in idle if overdue or other.kept_until_s() <= now]
+        near = [other for other in self._state.overlapping(one) if other.claim != "cold"]
+        near = [other for other in near if overdue or other.kept_until_s() <= now]
+        busy: dict[int, bool] = {}
+        idle = [other for other in near if self._free(other, one, busy)]
         idle.sort(key=lambda other: (other.place != "awake", -other.spec.priority, other.used_s, other.id))
         return [Candidate(other.id, tuple(self._options(other, one))) for other in idle]
 
-    def _free(self, other: EngineInstance, one: EngineInstance) -> bool:
-        """Return whether a step of another instance may begin for this one."""
+    def _free(self, other: EngineInstance, one: EngineInstance, busy: dict[int, bool]) -> bool:
+        """Return whether a step of another instance may begin for this one.
+
+        `busy`: GPU -> whether a third one has a step or an activation there, so that each GPU is read once.
+        """
         if other.running or other.step is not None or other.activation is not None or other.state == "unknown":
             return False
         if other.stuck or other.leaving or other.stop_why:
             return False
-        near = self._state.overlapping(other)
-        return all(third is one or (third.step is None and third.activation is None) for third in near)
+        for gpu in other.id.chunk.gpus:
+            if gpu not in busy:
+                on_gpu = self._state.gpus[gpu].values()
+                busy[gpu] = any((it.step is not None or it.activation is not None) and it is not one for it in on_gpu)
+        return not any(busy[gpu] for gpu in other.id.chunk.gpus)
 
     def _options(self, other: EngineInstance, one: EngineInstance) -> list[LevelOption]:
         times = self._state.times
@@ -184,11 +198,9 @@ class Activations:
 
     def _sleepers(self, one: EngineInstance) -> list[SleepingEngine]:
         """Sleepers of the node that can be stopped for host memory, in the order in which they are given up."""
-        found = [
-            other
-            for other in self._state.sleepers.values()
-            if other.host_gb > 0 and not other.waiting and self._free(other, one) and other.place != "awake"
-        ]
+        sleepers = [other for other in self._state.sleepers.values() if other.host_gb > 0 and not other.waiting]
+        busy: dict[int, bool] = {}
+        found = [other for other in sleepers if other.place != "awake" and self._free(other, one, busy)]
         found.sort(key=lambda other: -other.spec.priority)
         return [SleepingEngine(other.id, other.host_gb, self._stop_cost_s(other)) for other in found]
 

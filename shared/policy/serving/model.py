@@ -169,6 +169,7 @@ Stimulus = (
 
 
 # ---- commands ----------------------------------------------------------------------------------------------------
+# Dataclasses, because named tuples of different commands with the same fields would be equal.
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,38 +179,44 @@ class LoadEngine:
     instance: InstanceId
 
 
-class Evict(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Evict:
     """Put an engine to sleep at a level; never `cold`, which is `Stop`."""
 
     instance: InstanceId
     level: Level
 
 
-class Restore(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Restore:
     """Wake a sleeping engine."""
 
     instance: InstanceId
 
 
-class RunCanary(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunCanary:
     """Send the request with the known answer."""
 
     instance: InstanceId
 
 
-class Stop(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stop:
     """End an engine and all of its processes, also if it hangs. Its memory is free afterwards."""
 
     instance: InstanceId
 
 
-class Abort(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Abort:
     """Abort the running requests of an engine. No step: their holders end."""
 
     instance: InstanceId
 
 
-class Admit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Admit:
     """Let a holder use its instance."""
 
     holder: str
@@ -226,7 +233,8 @@ class RefuseHolder:
     """None: the same request will not succeed before the services or the node are changed."""
 
 
-class ResidencyChanged(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ResidencyChanged:
     """The state of an instance has changed: for the leader, logs and metrics. `running` is reported as `resident`."""
 
     instance: InstanceId

@@ -5,10 +5,10 @@ Laws. Each one is held by the model checker (all interleavings of small cases) a
   1. A holder is admitted at most once, to an instance of exactly its service and chunk that is resident and passed a
      canary, and at most `concurrency` at a time. At most one instance with holders uses a GPU. Each `Wanted` ends:
      admitted, refused with a reason (at its deadline at the latest), or ended by its caller (test_holders.py).
-  2. Each instance has at most one step under way. Steps of instances that share a GPU never overlap, except evictions
-     and stops, which only free memory, for one activation: fence, drain, evict, confirm, load or restore, canary, admit
-     (test_activations.py). No load, restore or canary runs, and no holder is admitted, beside the holders or steps of
-     another instance on a GPU of the chunk.
+  2. Each instance has at most one step under way: fence, drain, evict, confirm, load or restore, canary, admit
+     (test_activations.py). Steps of instances that share a GPU never overlap, except evictions and stops with each
+     other: they only free memory. A stop after a death waits for the load beside it (test_engines.py). No load,
+     restore or canary runs, and no holder is admitted, beside holders or steps of another instance on its GPUs.
   3. No step begins with which the memory that engines may use exceeds a device or the host budget. Memory is counted
      from before the step that takes it until after the step that is confirmed to free it (`instance`). Victims and
      levels: `evictions`.
@@ -23,7 +23,8 @@ Laws. Each one is held by the model checker (all interleavings of small cases) a
   8. Engines of a removed or changed service are drained and stopped; of a removed one nothing stays (test_changes.py).
   9. An idle instance stays resident until its memory is needed. `view` changes nothing (test_turns.py).
 A stimulus costs what `Turns.settle` costs: it depends on the active instances of the GPUs concerned, and not on all
-instances. `ServiceSet` and `ServiceRemoved` cost O(instances). A plan that evicts also costs O(sleepers of the node).
+instances. `ServiceSet`, `ServiceRemoved` and a GPU that is good again cost O(instances). A plan
+that evicts also costs O(sleepers of the node).
 """
 
 from __future__ import annotations

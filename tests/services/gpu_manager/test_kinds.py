@@ -45,7 +45,7 @@ def test_the_kinds_take_one_gpu_and_name_their_service() -> None:
 
 SMALLEST: dict[str, dict[str, Any]] = {
     JUDGE: {"messages": ASK, "score": RULE},
-    SCORE: {"inputs": "a"},
+    SCORE: {"inputs": ["a"]},
     LOGPROB: {"tokens": [1, 2]},
     EMBED: {"texts": ["a"]},
 }
@@ -58,7 +58,7 @@ def test_an_action_without_a_gpu_is_rejected_at_submission() -> None:
 
 
 def test_a_stage_names_its_service() -> None:
-    raw = msgspec.json.encode({"kind": SCORE, "params": {"service": "rm-a", "inputs": "x"}})
+    raw = msgspec.json.encode({"kind": SCORE, "params": {"service": "rm-a", "inputs": ["x"]}})
     stage = single_stage(BY_NAME[SCORE], msgspec.json.decode(raw, type=ActionRequest), "default")
     assert (stage.service, stage.pool, stage.cost) == ("rm-a", "gpus@default", {"gpus": (1, 1)})
 
@@ -66,8 +66,7 @@ def test_a_stage_names_its_service() -> None:
 @pytest.mark.parametrize(
     ("inputs", "found"),
     [
-        ("a", "a"),
-        ({"prompt": "p", "answer": "a"}, ScoredPair(prompt="p", answer="a")),
+        ([{"prompt": "p", "answer": "a"}], [ScoredPair(prompt="p", answer="a")]),
         (["a", {"prompt": "p", "answer": "a"}], ["a", ScoredPair(prompt="p", answer="a")]),
         (["p", "a"], ["p", "a"]),
     ],
@@ -152,7 +151,7 @@ def test_a_wrong_parameter_says_what_to_write(kind: str, params: dict[str, Any],
 @pytest.mark.parametrize("params", [{"service": "a/b"}, {"service": ""}, {}])
 def test_each_action_names_a_service(params: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="service"):
-        decoded(BY_NAME[SCORE].decoder, msgspec.json.encode({"inputs": "a", **params}))
+        decoded(BY_NAME[SCORE].decoder, msgspec.json.encode({"inputs": ["a"], **params}))
 
 
 @pytest.mark.parametrize(

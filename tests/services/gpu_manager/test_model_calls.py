@@ -33,7 +33,7 @@ def output(result: AttemptResult) -> Any:
 
 
 async def test_one_input_has_a_score() -> None:
-    params = {"inputs": {"prompt": "p", "answer": "a"}, "scale": 0.5, "pass_at": 1.0, "label": 1, "truncate": True}
+    params = {"inputs": [{"prompt": "p", "answer": "a"}], "scale": 0.5, "pass_at": 1.0, "label": 1, "truncate": True}
 
     result, engine = await called(SCORE, params, json({"scores": [2.5]}), api="treadle", gpus=0.25)
 
@@ -52,7 +52,7 @@ async def test_several_inputs_have_scores_in_the_output_alone() -> None:
 
 
 async def test_scores_need_our_own_server() -> None:
-    result, engine = await called(SCORE, {"inputs": "a"}, json({"scores": [1]}))
+    result, engine = await called(SCORE, {"inputs": ["a"]}, json({"scores": [1]}))
     assert (result.status, engine.paths) == ("refused", [])
     assert "name a service of the backend 'torch'" in result.reason
 
@@ -74,34 +74,34 @@ BAD_SCORES: list[tuple[object, str]] = [
 
 @pytest.mark.parametrize(("body", "reason"), BAD_SCORES, ids=range(len(BAD_SCORES)))
 async def test_an_answer_of_another_form_is_no_score(body: object, reason: str) -> None:
-    result, _ = await called(SCORE, {"inputs": "a"}, json(body), api="treadle")
+    result, _ = await called(SCORE, {"inputs": ["a"]}, json(body), api="treadle")
     assert (result.status, result.score) == ("upstream-failed", None)
     assert result.reason.startswith(reason)
 
 
 async def test_a_score_that_is_not_finite_after_its_scale_is_none() -> None:
-    result, _ = await called(SCORE, {"inputs": "a", "scale": 1e9}, json({"scores": [1e308]}), api="treadle")
+    result, _ = await called(SCORE, {"inputs": ["a"], "scale": 1e9}, json({"scores": [1e308]}), api="treadle")
     assert (result.status, result.score, result.reason) == ("upstream-failed", None, "the score is not finite")
 
 
 async def test_errors_of_our_own_server() -> None:
     refusal = {"code": "too_long", "message": "input 0 has 600 tokens, and the model reads 512; shorten it"}
-    result, _ = await called(SCORE, {"inputs": "a"}, json(refusal, 422), api="treadle")
+    result, _ = await called(SCORE, {"inputs": ["a"]}, json(refusal, 422), api="treadle")
     assert (result.status, result.reason) == ("refused", f"the engine answered 422: {refusal['message']}")
 
     with pytest.raises(EngineError, match="409: the model is asleep1"):
         await called(
-            SCORE, {"inputs": "a"}, json({"code": "evicted", "message": "the model is asleep1"}, 409), api="treadle"
+            SCORE, {"inputs": ["a"]}, json({"code": "evicted", "message": "the model is asleep1"}, 409), api="treadle"
         )
     with pytest.raises(EngineBusy) as busy:
-        await called(SCORE, {"inputs": "a"}, json({"message": "9 tokens wait"}, 503, retry_after="3"), api="treadle")
+        await called(SCORE, {"inputs": ["a"]}, json({"message": "9 tokens wait"}, 503, retry_after="3"), api="treadle")
     assert busy.value.retry_in_s == 3.0
     with pytest.raises(EngineGone):
-        await called(SCORE, {"inputs": "a"}, broken(b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\n{"), api="treadle")
+        await called(SCORE, {"inputs": ["a"]}, broken(b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\n{"), api="treadle")
 
 
 @pytest.mark.parametrize(
-    ("work", "params"), [(SCORE, {"inputs": "a"}), (EMBED, {"texts": ["a"]}), (LOGPROB, {"tokens": [1, 2]})]
+    ("work", "params"), [(SCORE, {"inputs": ["a"]}), (EMBED, {"texts": ["a"]}), (LOGPROB, {"tokens": [1, 2]})]
 )
 async def test_each_call_ends_at_the_deadline(work: str, params: dict[str, Any]) -> None:
     async with running_engine(hang) as engine:

@@ -34,6 +34,7 @@ _TAGS = {
     "sandbox fusion": "Programs for SandboxFusion's clients.",
     "retrieval": "Documents for the clients of retrieval servers (Search-R1, verl, SkyRL, slime).",
     "tenants": "Weights of tenants.",
+    "services": "Model services on GPUs: reward models, judges, teachers.",
     "quotas": "Slots and rates that belong to no node, such as those of an external API.",
     "mesh": "Nodes, pools, plans and health.",
     "service": "Probes and metrics.",

@@ -256,4 +256,4 @@ class ServingMachine(RuleBasedStateMachine):
 
 
 TestServingMachine = ServingMachine.TestCase
-TestServingMachine.settings = settings(deadline=None, max_examples=300, stateful_step_count=60)
+TestServingMachine.settings = settings(deadline=None, max_examples=200, stateful_step_count=60)

@@ -242,7 +242,7 @@ def test_while_valkey_does_not_answer_reads_get_503_and_the_proxy_is_unready(sta
     until(lambda: is_well(stack), "every part is well again")
     assert (stack.pids["proxy"], stack.service("proxy").restarts) == (pid, 0)
     for path in READS:
-        if "follow" not in path:
+        if "follow" not in path and path != "/v1/services/known":  # this stack has no model service
             assert fetch(base + path.format(**names))[0] == 200, path
 
 

@@ -1,7 +1,8 @@
 """The protocol of backends. One backend adapts one engine: one model service at one degree on one chunk.
 
 Laws:
-  - residency is confirmed after each evict and restore; a 200 proves nothing (facts A2, A3);
+  - residency is confirmed after each evict and restore. For vLLM and SGLang the 200 of that call is no proof (facts A2,
+    A3); of a plain process only its end and its health are known;
   - reading the state of an engine wakes nothing, and sends nothing to its scheduler;
   - each call ends: within its deadline, or within the grace and kill times of a process;
   - a backend is used by one writer. Calls of `evict`, `restore`, `prepare` and `stop` do not overlap; reads may.

@@ -18,6 +18,7 @@ from shared.kinds.plain import check_plain
 from shared.kinds.scoring import compiled
 from shared.kinds.spec import KindSpec, Params, Requirement
 from shared.messages.environments import Variable
+from shared.policy.model.chunks import SIZES
 from shared.policy.resources import chunks
 from shared.runtime.patterns import POINTER, whole
 
@@ -235,6 +236,7 @@ def _calling(name: str, params: type[Params]) -> KindSpec:
         {GPUS: 1},
         (GPUS,),
         requirement=Requirement(GPUS, "runs on a model service and needs a GPU"),
+        sizes=SIZES,
         service_by="service",
         check=check_template,
     )

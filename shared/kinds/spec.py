@@ -67,6 +67,8 @@ class KindSpec:
     """Parameter of a repeatable kind: an action for which it is false is not repeatable. Empty: there is none."""
     places: Callable[[Mapping[str, Any]], Mapping[str, frozenset[str]]] | None = None
     """Of parameters, returns parameter -> names of its places that the parameter `values` fills. None: it has none."""
+    sizes: tuple[int, ...] = ()
+    """Amounts of its first resource that a node can grant together. Empty: all."""
     service_by: str = ""
     """Parameter with the name of the model service that an action uses. Empty: it uses none."""
     check: Callable[[Mapping[str, Any]], None] | None = None

@@ -57,13 +57,24 @@ class StageForm(NamedTuple):
             what: name of the stage for the message; empty: the kind.
 
         Raises:
-            ValueError: with these parameters the kind needs a unit of a resource, and there is none.
+            ValueError: with these parameters the kind needs a unit of a resource, and there is none; or no node can
+                grant the fewest units together.
         """
+        if self.spec.sizes:
+            self._check_sizes(what)
         required, cost = self.spec.requirement, self.formulation.cost
         if required is None or cost.get(required.resource, (0, 0))[0] >= 1 or not required.applies(params):
             return
         units = {name: fewest for name, (fewest, _) in cost.items()}
         raise ValueError(f"{what or self.spec.name} {required.why}; its `units` are {units}")
+
+    def _check_sizes(self, what: str) -> None:
+        resource, sizes = self.spec.resources[0], self.spec.sizes
+        fewest = self.formulation.cost.get(resource, (0, 0))[0]
+        for amount in self.formulation.amounts or (fewest,):
+            if amount and amount not in sizes:
+                listed = ", ".join(map(str, sizes))
+                raise ValueError(f"{what or self.spec.name}: units.{resource}: {amount} is none of {listed}")
 
     def stage(
         self,

@@ -171,3 +171,12 @@ def test_parameters_of_a_task_that_no_request_makes_valid(params: dict[str, Any]
 def test_a_task_may_leave_the_texts_to_its_requests() -> None:
     check_template({"template": ASK, "score": RULE})
     check_template({"service": "a"})
+
+
+@pytest.mark.parametrize("units", [{"gpus": 3}, {"gpus": {"any_of": [1, 3]}}, {"gpus": [3, 8]}])
+def test_a_chunk_of_three_gpus_is_rejected(units: object) -> None:
+    raw = msgspec.json.encode({"kind": SCORE, "params": {"service": "rm-a", "inputs": ["x"]}, "units": units})
+    with pytest.raises(BadRequest, match=r"model.score: units.gpus: 3 is none of 1, 2, 4, 8"):
+        single_stage(BY_NAME[SCORE], msgspec.json.decode(raw, type=ActionRequest), "default")
+    fine = msgspec.json.decode(raw.replace(b"3", b"2"), type=ActionRequest)
+    assert single_stage(BY_NAME[SCORE], fine, "default").service == "rm-a"

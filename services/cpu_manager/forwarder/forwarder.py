@@ -32,12 +32,12 @@ from services.cpu_manager.forwarder.control import (
     receive_up,
 )
 from services.cpu_manager.sandbox.transport import socket_pair
-from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
 from shared.bus.connection import TRANSIENT
 from shared.bus.router_keys import ModelKeys
 from shared.bus.routers import RouterAddress
 from shared.runtime import log
 from shared.runtime.units import Seconds
+from shared.walls.syscalls import signal_pidfd
 
 _log = log.get(__name__)
 

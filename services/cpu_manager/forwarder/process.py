@@ -26,9 +26,9 @@ from services.cpu_manager.forwarder.control import (
     receive_down,
 )
 from services.cpu_manager.forwarder.served import ServedTrajectory
-from services.cpu_manager.sandbox.walls import syscalls
 from shared.runtime import log
 from shared.runtime.http_streams import StreamClient, open_streams
+from shared.walls import syscalls
 
 _NOBODY: Final = 65534
 _CONNECT_S: Final = 5.0

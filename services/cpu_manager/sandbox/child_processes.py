@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from services.cpu_manager.sandbox.walls import syscalls
+from shared.walls import syscalls
 
 _INTERVAL_S: Final = 2.0
 

@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Final
 
-from services.cpu_manager.sandbox.walls import syscalls
+from shared.walls import syscalls
 
 _ENTRY_BYTES: Final = 4096
 """Size of an empty file, a directory or a link: an inode and part of a block."""

@@ -17,7 +17,7 @@ from services.cpu_manager.sandbox.meter import SAMPLE_S, Meter
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, JobCut, Limits
 from services.cpu_manager.sandbox.spares import Spare
 from services.cpu_manager.sandbox.usage import Usage, UsageSampler
-from services.cpu_manager.sandbox.walls import syscalls
+from shared.walls import syscalls
 
 _START_S: Final = 30.0
 """Seconds after which a cell that has not started its program is lost."""

@@ -20,7 +20,7 @@ from services.cpu_manager.sandbox.child_processes import ChildProcesses, reap
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.usage import pid_of
-from services.cpu_manager.sandbox.walls import syscalls
+from shared.walls import syscalls
 
 _BOOT: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); "

@@ -17,8 +17,8 @@ from typing import Final
 
 from services.cpu_manager.sandbox import transport
 from services.cpu_manager.sandbox.inside import loopback, wire
-from services.cpu_manager.sandbox.walls import syscalls
 from shared.runtime.units import Seconds
+from shared.walls import syscalls
 
 _BOOT: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); "

@@ -22,8 +22,8 @@ from services.cpu_manager.environments.docker.container_listener import listen_i
 from services.cpu_manager.environments.docker.control_groups import ControlGroups, control_groups_of, frozen
 from services.cpu_manager.environments.handles import EnvironmentUsage, Gone
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
-from services.cpu_manager.sandbox.walls.syscalls import open_beneath, signal_pidfd
 from shared.runtime.units import Seconds
+from shared.walls.syscalls import open_beneath, signal_pidfd
 
 _GONE: Final = {errno.ENODEV, errno.ENOENT, errno.ESRCH, errno.EBADF}
 _OWN_NETWORK: Final = Path("/proc/self/ns/net")

@@ -11,7 +11,7 @@ from typing import Final
 
 from services.cpu_manager.environments.handles import EnvironmentUsage, Gone
 from services.cpu_manager.environments.local.suspension import Suspension
-from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
+from shared.walls.syscalls import signal_pidfd
 
 _END_S: Final = 10.0
 """Longest wait for the end of a killed cell, in seconds; after it the slot is not reused."""

@@ -21,9 +21,9 @@ from services.cpu_manager.sandbox.rungs import Rung
 from services.cpu_manager.sandbox.slots import Slot
 from services.cpu_manager.sandbox.usage import pid_of
 from services.cpu_manager.sandbox.walls.freezers import Freezer, Freezers, FreezersV1, FreezersV2
-from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes
 from shared.messages.environments import MODEL_PORT, EnvironmentSpec
+from shared.walls.syscalls import signal_pidfd
 
 _AGENT: Final = "services.cpu_manager.environments.agent.serving"
 _BEGIN_S: Final = 30.0

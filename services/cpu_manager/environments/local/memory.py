@@ -9,7 +9,7 @@ import signal
 from typing import Final
 
 from services.cpu_manager.sandbox.usage import TreeSampler, Usage, process_tree, resident_bytes, sample_in_thread
-from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
+from shared.walls.syscalls import signal_pidfd
 
 _LOOK_S: Final = 0.02
 

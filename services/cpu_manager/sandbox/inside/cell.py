@@ -28,9 +28,10 @@ from typing import Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import permanent, program, wire
 from services.cpu_manager.sandbox.inside.supervisor import SeccompSupervisor
-from services.cpu_manager.sandbox.walls import landlock, syscalls
-from services.cpu_manager.sandbox.walls.seccomp import Filter
-from services.cpu_manager.sandbox.walls.view import DEVICES
+from services.cpu_manager.sandbox.walls import landlock
+from shared.walls import syscalls
+from shared.walls.seccomp import Filter
+from shared.walls.view import DEVICES
 
 _PROGRAMS: Final = 256
 """Programs that one cell runs before a new cell replaces it."""

@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from services.cpu_manager.sandbox.walls import syscalls
+from shared.walls import syscalls
 
 _AT_FDCWD: Final = -100
 _AT_SYMLINK_NOFOLLOW: Final = 0x100

@@ -12,7 +12,7 @@ import socket
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import loopback, program, wire
-from services.cpu_manager.sandbox.walls import syscalls
+from shared.walls import syscalls
 
 if TYPE_CHECKING:
     from services.cpu_manager.sandbox.inside.cell import ZygoteContext

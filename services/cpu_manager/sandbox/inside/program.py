@@ -18,7 +18,8 @@ import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import wire
-from services.cpu_manager.sandbox.walls import landlock, syscalls
+from services.cpu_manager.sandbox.walls import landlock
+from shared.walls import syscalls
 
 if TYPE_CHECKING:
     from services.cpu_manager.sandbox.inside.cell import ZygoteContext

@@ -27,7 +27,7 @@ from typing import Final
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.inside.metadata import Metadata
 from services.cpu_manager.sandbox.inside.tasks import tasks_below
-from services.cpu_manager.sandbox.walls import refused, syscalls
+from shared.walls import refused, syscalls
 
 _NOTIF_RECV: Final = 0xC050_2100
 _NOTIF_SEND: Final = 0xC018_2101

@@ -23,8 +23,8 @@ from typing import Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import cell, wire
 from services.cpu_manager.sandbox.inside.cell import ZygoteContext
-from services.cpu_manager.sandbox.walls import syscalls, view
-from services.cpu_manager.sandbox.walls.seccomp import Filter, Rules
+from shared.walls import syscalls, view
+from shared.walls.seccomp import Filter, Rules
 
 _HARNESSES: Final = "services.cpu_manager.sandbox.harnesses"
 _OWN_MODULES: Final[list[ModuleType]] = []
@@ -72,7 +72,7 @@ def prepare(plan: wire.WallPlan) -> ZygoteContext:
         context.loopback_filter = Filter(replace(rules, loopback=True))
         context.agent = importlib.import_module(plan.agent).serve_descriptor
     del sys.path[0]  # the repository: programs import from the toolchain only
-    for name in [name for name in sys.modules if name.partition(".")[0] == "services"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("services", "shared")]:
         _OWN_MODULES.append(sys.modules.pop(name))
     return context
 

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from services.cpu_manager.sandbox.walls import syscalls
+from shared.walls import syscalls
 
 _CREATE_RULESET: Final = 444
 _ADD_RULE: Final = 445

@@ -4,7 +4,7 @@ import ctypes
 import platform
 import struct
 
-from services.cpu_manager.sandbox.walls import syscalls
+from shared.walls import syscalls
 
 
 def refuse_namespaces() -> None:

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 from services.cpu_manager.sandbox.toolchain import closed_parent
-from services.cpu_manager.sandbox.walls import syscalls
-from services.cpu_manager.sandbox.walls.syscalls import MS_BIND, MS_PRIVATE, MS_REC
+from shared.walls import syscalls
+from shared.walls.syscalls import MS_BIND, MS_PRIVATE, MS_REC
 
 _NOBODY = 65534
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.cpu_manager.sandbox.walls import seccomp
-from services.cpu_manager.sandbox.walls.seccomp import Rules
+from shared.walls import seccomp
+from shared.walls.seccomp import Rules
 from tests.services.cpu_manager.sandbox.literal_calls import ALLOWED, REFUSED, RUNGS, Call
 
 _ALLOW, _KILL, _NOTIFY = 0x7FFF0000, 0x80000000, 0x7FC00000

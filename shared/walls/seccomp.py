@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from services.cpu_manager.sandbox.walls import refused, syscalls
+from shared.walls import refused, syscalls
 
 _RET_KILL: Final = 0x8000_0000
 _RET_ERRNO: Final = 0x0005_0000

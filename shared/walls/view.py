@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from services.cpu_manager.sandbox.walls import syscalls
-from services.cpu_manager.sandbox.walls.syscalls import MS_BIND, MS_NOSUID, MS_PRIVATE, MS_REC
+from shared.walls import syscalls
+from shared.walls.syscalls import MS_BIND, MS_NOSUID, MS_PRIVATE, MS_REC
 
 DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS: Final = (
@@ -27,12 +27,14 @@ def build(
     binds: tuple[tuple[str, str], ...],
     links: tuple[tuple[str, str], ...],
     texts: tuple[tuple[str, str], ...],
+    devices: tuple[str, ...] = (),
 ) -> None:
     """Build the view on `root` and enter it. Needs CAP_SYS_ADMIN and its own mount namespace.
 
-    `binds` are host paths and their paths in the view; `links` are symbolic links, `texts` small files. Afterwards no
-    other file of the host can be named. The old /proc stays until a new one covers it: the kernel lets an unprivileged
-    process mount a new /proc only if it can already see one.
+    `binds` are host paths and their paths in the view; `links` are symbolic links, `texts` small files, `devices`
+    paths of further devices. Afterwards no other file of the host can be named. The old
+    /proc stays until a new one covers it: the kernel lets an unprivileged process mount a new /proc only if it can
+    already see one.
     """
     syscalls.mount("none", "/", "", MS_REC | MS_PRIVATE)
     syscalls.mount("view", root, "tmpfs", MS_NOSUID, "mode=0755,size=4m")
@@ -45,14 +47,15 @@ def build(
         os.symlink(target, root + path)
     for path, text in texts:
         _write(root + path, text)
-    for device in DEVICES:
-        _write(f"{root}/dev/{device}", "")
+    paths = (*(f"/dev/{device}" for device in DEVICES), *devices)
+    for path in paths:
+        _write(root + path, "")
     for name, target in _DEVICE_LINKS:
         os.symlink(target, f"{root}/dev/{name}")
     syscalls.seal_tree(root)
-    for device in DEVICES:
-        syscalls.mount(f"/dev/{device}", f"{root}/dev/{device}", "", MS_BIND)
-        syscalls.seal_tree(f"{root}/dev/{device}", devices=True)
+    for path in paths:
+        syscalls.mount(path, root + path, "", MS_BIND)
+        syscalls.seal_tree(root + path, devices=True)
     syscalls.mount("/proc", f"{root}/proc", "", MS_BIND | MS_REC)
     syscalls.pivot_to(root)
 

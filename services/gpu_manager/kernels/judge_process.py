@@ -1,0 +1,200 @@
+"""The process that judges: draws the inputs, measures the time, compares with the reference. It has no GPU.
+
+It runs the trainer's reference and none of the sample. Its time of a trial begins before the word `go` and ends
+with the answer of the process with the GPU; the time of as many empty operations is subtracted. The larger of this time
+and that of CUDA's events counts, so that a forged one of them does not make a kernel faster.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from services.gpu_manager.kernels.arena import Arena, Array, Tensor, sets_of
+
+EMPTY_TRIALS: Final = 3
+
+
+class Fault(Exception):
+    """The kernel has failed, or its process has ended."""
+
+    def __init__(self, error_class: str, reason: str) -> None:
+        super().__init__(reason)
+        self.error_class = error_class
+
+
+class Unusable(Exception):
+    """The reference or a declaration cannot be used: no statement about the sample."""
+
+
+class KernelJudge:
+    """One attempt, case after case."""
+
+    def __init__(self, job: dict[str, Any], channel: socket.socket, image: int, result: int) -> None:
+        self._job, self._channel, self._reader = job, channel, channel.makefile("rb")
+        self._image, self._result = image, result
+        self._phase: Callable[[str], None] = lambda _: None
+        self.device: dict[str, Any] = {}
+        self.seeds: list[int] = []
+        self.launches = 0
+
+    def judge(self, phase: Callable[[str], None]) -> dict[str, Any]:
+        """Return the report. `phase` is told what runs now."""
+        self._phase = phase
+        phase("reference")
+        reference = self._reference()
+        phase("load")
+        self.device = self._answer()
+        self._ask({"do": "load", "kernel": self._job["kernel"], "shared": max(c["shared"] for c in self._job["cases"])})
+        cases: list[dict[str, Any]] = []
+        for case in self._job["cases"]:
+            cases.append(self._case(case, reference))
+            if not cases[-1]["correct"]:
+                break
+        return {"cases": cases, **self._seen()}
+
+    def _seen(self) -> dict[str, Any]:
+        return {"device": self.device, "seeds": self.seeds, "launches": self.launches}
+
+    def _reference(self) -> Callable[..., Any]:
+        names: dict[str, Any] = {"np": np, "__name__": "reference"}
+        try:
+            exec(compile(self._job["reference"], "reference.py", "exec"), names)  # the trainer's
+            found = names["reference"]
+        except Exception as error:
+            raise Unusable(f"reference: {type(error).__name__}: {error}") from error
+        if not callable(found):
+            raise Unusable("reference: it defines no function `reference`")
+        return found  # type: ignore[no-any-return]
+
+    def _case(self, case: dict[str, Any], reference: Callable[..., Any]) -> dict[str, Any]:
+        tensors = [Tensor(**{**one, "shape": tuple(one["shape"])}) for one in case["tensors"]]
+        arena = Arena(tensors, 1 + sets_of(tensors))
+        for descriptor in (self._image, self._result):
+            os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, arena.size))
+        found: dict[str, Any] = {"sizes": case["sizes"], "correct": True, "max_error": 0.0, "why": ""}
+        empty = [self._trial(case, arena, reference, found, empty=True)[0] for _ in range(EMPTY_TRIALS)]
+        times, device = [], []
+        for number in range(self._job["warmups"] + self._job["trials"]):
+            wall_s, device_ms = self._trial(case, arena, reference, found)
+            if not found["correct"]:
+                return found
+            if number >= self._job["warmups"]:
+                timed = arena.count - 1
+                own_ms = max(0.0, wall_s - statistics.median(empty)) * 1e3 / timed
+                times.append(max(own_ms, device_ms / timed))
+                device.append(device_ms / timed)
+        found |= {
+            "time_ms": statistics.median(times),
+            "spread_ms": [min(times), max(times)],
+            "device_ms": statistics.median(device),
+            "trials": len(times),
+            "launches_a_trial": arena.count - 1,
+        }
+        return found
+
+    def _trial(
+        self, case: dict[str, Any], arena: Arena, reference: Callable[..., Any], found: dict[str, Any],
+        *, empty: bool = False,
+    ) -> tuple[float, float]:  # fmt: skip
+        """Run one trial and compare all of its launches. Return its wall seconds and the milliseconds of its events."""
+        seed = secrets.randbits(63)
+        self.seeds.append(seed)
+        random = np.random.Generator(np.random.PCG64(seed))
+        drawn = [{one.name: one.draw(random) for one in arena.tensors if not one.output} for _ in arena.offsets]
+        with mmap.mmap(self._image, arena.size) as memory:
+            shared = np.frombuffer(memory, np.uint8)
+            arena.fill(shared, drawn, random)
+            image = shared.copy()
+            del shared
+        sets = [
+            [["offset", offsets[name]] if kind == "tensor" else ["bytes", name] for kind, name in case["arguments"]]
+            for offsets in arena.offsets
+        ]
+        self._phase("kernel")
+        request = {"do": "trial", "kernel": self._job["kernel"], "size": arena.size, "dims": case["dims"],
+                   "shared": case["shared"], "sets": sets, "empty": empty}  # fmt: skip
+        self._ask(request)
+        began = time.perf_counter()
+        self._channel.send(b"g")
+        answer = self._answer()
+        wall_s = time.perf_counter() - began
+        self.launches += 1 if empty else arena.count
+        self._ask({"do": "fetch", "size": arena.size})
+        with mmap.mmap(self._result, arena.size) as memory:
+            shared = np.frombuffer(memory, np.uint8)
+            copy = shared.copy()  # the other process could change it while it is compared
+            del shared
+        self._phase("reference")
+        for number in range(1 if empty else arena.count):
+            self._compare(arena, copy, number, drawn[number], case, reference, found)
+        if found["correct"] and (strays := arena.strays(image, copy)) and not empty:
+            found |= {"correct": False, "why": f"it has changed {strays} bytes outside its outputs"}
+        return wall_s, float(answer["device_ms"])
+
+    def _compare(
+        self, arena: Arena, copy: Array, number: int, inputs: dict[str, Array], case: dict[str, Any],
+        reference: Callable[..., Any], found: dict[str, Any],
+    ) -> None:  # fmt: skip
+        try:
+            expected = reference(**inputs, **case["scalars"])
+            wanted = [np.asarray(one) for one in (expected if isinstance(expected, tuple) else (expected,))]
+        except Exception as error:
+            raise Unusable(f"reference: {type(error).__name__}: {error}") from error
+        outputs = arena.outputs(copy, number)
+        if [one.shape for one in wanted] != [one.shape for one in outputs]:
+            raise Unusable(f"reference: shapes {[one.shape for one in wanted]}, declared {[o.shape for o in outputs]}")
+        for got, want in zip(outputs, wanted, strict=True):
+            with np.errstate(all="ignore"):
+                right = np.isclose(got.astype(np.float64), want.astype(np.float64), self._job["rtol"],
+                                   self._job["atol"], equal_nan=True)  # fmt: skip
+                distance = np.abs(got.astype(np.float64) - want.astype(np.float64))
+            worst = float(np.max(distance[np.isfinite(distance)], initial=0.0))
+            found["max_error"] = max(found["max_error"], worst)
+            if not right.all():
+                wrong = int(right.size - np.count_nonzero(right))
+                found |= {"correct": False, "why": f"{wrong} of {right.size} elements are wrong"}
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self._channel.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise Fault("DeviceProcessEnded", "the process with the GPU has ended") from error
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            line = self._reader.readline(1 << 20)
+            answer = json.loads(line) if line else None
+        except (OSError, ValueError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise Fault("DeviceProcessEnded", "the process with the GPU has ended")
+        if "error" in answer:
+            raise Fault("CudaError", str(answer["error"])[:300])
+        return answer
+
+
+def report_of(job: dict[str, Any], channel: socket.socket, image: int, result: int, out: int) -> None:
+    """KernelJudge, and write phases and the report as lines of JSON to `out`."""
+
+    def phase(name: str) -> None:
+        os.write(out, json.dumps({"phase": name}).encode() + b"\n")
+
+    judge = KernelJudge(job, channel, image, result)
+    try:
+        report = judge.judge(phase)
+    except Fault as fault:
+        report = {"fault": fault.error_class, "why": str(fault), **judge._seen()}
+    except Unusable as error:
+        report = {"unusable": str(error)}
+    os.write(out, json.dumps({"report": report}).encode() + b"\n")

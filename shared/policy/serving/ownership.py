@@ -1,0 +1,187 @@
+"""Ownership of the GPUs of a node: those above its share are drained and given away, and acquired before the next use.
+
+Laws (tests/shared/policy/serving/test_ownership.py):
+  - a GPU is given away (`Release`) only after it was drained: no action uses it or waits for it, and it has no engine;
+  - it is used again only after an `Acquire` that succeeded. A failed hook leaves it `unknown`, which is never used;
+  - one hook call is under way at a time. After a failure the next one waits, twice as long with each in a row;
+  - whole chunks are drained: what stays has a block as large as any choice of idle GPUs could leave;
+  - after a restart each GPU is `unknown`. So both hooks are called again for GPUs that are in that state already.
+
+A share that grows takes back drained GPUs at once. One that shrinks counts after `release_after_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, Literal
+
+from shared.policy.model.chunks import SIZES, Chunk
+
+Ownership = Literal["held", "draining", "releasing", "released", "acquiring", "unknown"]
+"""`draining`: its engines are evicted, and nothing is granted on it. `releasing`, `acquiring`: a hook is called.
+`unknown`: a hook has failed, or the manager has started: it may be in use elsewhere."""
+MOST_DOUBLINGS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Refuse actions on these GPUs, and evict their engines."""
+
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UseAgain:
+    """These GPUs may be used again."""
+
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Call the hook `on_release` for these GPUs. `HookEnded` follows."""
+
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Call the hook `on_acquire` for these GPUs. `HookEnded` follows."""
+
+    gpus: tuple[int, ...]
+
+
+OwnershipCommand = Drain | UseAgain | Release | Acquire
+
+
+@dataclass(slots=True)
+class GpuOwnership:
+    """Ownership of each GPU of one node. A method is O(GPUs log GPUs)."""
+
+    gpus: int
+    release_after_s: float = 10.0
+    """Time for which GPUs above the share stay held."""
+    first_retry_s: float = 1.0
+    most_retry_s: float = 60.0
+    states: list[Ownership] = field(init=False)
+    reasons: list[str] = field(init=False)
+    """By GPU: why it is not held."""
+    _above_s: float = inf
+    """Time since which more GPUs are held than the share; infinity: not now."""
+    _failures: int = 0
+    _not_before_s: float = -inf
+    """Time of the next hook call."""
+
+    def __post_init__(self) -> None:
+        self.states = ["unknown"] * self.gpus
+        self.reasons = ["not acquired since the manager has started"] * self.gpus
+
+    @property
+    def unavailable(self) -> tuple[int, ...]:
+        """GPUs on which nothing may be granted."""
+        return tuple(gpu for gpu, state in enumerate(self.states) if state != "held")
+
+    def settle(self, now: float, share: int, busy: Set[int], engines: Set[int]) -> list[OwnershipCommand]:
+        """Return what to do now.
+
+        Args:
+            now: seconds, never less than in an earlier call.
+            share: GPUs that the node owns.
+            busy: GPUs that actions use or wait for.
+            engines: GPUs on which an engine has memory or a step under way.
+        """
+        commands: list[OwnershipCommand] = []
+        missing = share - len(self._in("held", "acquiring"))
+        self._above_s = min(self._above_s, now) if missing < 0 else inf
+        if missing > 0:
+            back = self._in("draining")[:missing]
+            missing -= len(back)
+            commands += [UseAgain(back)] if back else []
+            self._set(back, "held", "")
+        elif now >= self._above_s + self.release_after_s:
+            drained = _spared(self._in("held"), self._in("held", but=busy), -missing)
+            commands += [Drain(drained)] if drained else []
+            self._set(drained, "draining", "the node's share has fewer GPUs")
+        return commands + self._call(now, missing, busy | engines)
+
+    def _call(self, now: float, missing: int, occupied: Set[int]) -> list[OwnershipCommand]:
+        """Begin a call if none is under way, and GPUs are missing or free to be given away."""
+        if self._in("releasing", "acquiring") or now < self._not_before_s:
+            return []
+        if missing > 0:
+            away = self._in("released", "unknown")
+            acquired = _chosen(self._in("held", "released", "unknown"), away, missing)
+            self._set(acquired, "acquiring", "the hook on_acquire is called")
+            return [Acquire(acquired)] if acquired else []
+        unused = self._in("draining", "unknown", but=occupied)
+        self._set(unused, "releasing", "the hook on_release is called")
+        return [Release(unused)] if unused else []
+
+    def ended(self, now: float, error: str = "") -> list[OwnershipCommand]:
+        """Handle the end of the hook call that is under way. `error`: empty if it has succeeded."""
+        releasing, acquiring = self._in("releasing"), self._in("acquiring")
+        if error:
+            hook = "on_release" if releasing else "on_acquire"
+            pause_s = self.first_retry_s * 2.0 ** min(self._failures, MOST_DOUBLINGS)
+            self._failures += 1
+            self._not_before_s = now + min(self.most_retry_s, pause_s)
+            self._set(releasing + acquiring, "unknown", f"the hook {hook} failed: {error}")
+            return []
+        self._failures = 0
+        self._set(releasing, "released", "released by the hook on_release")
+        self._set(acquiring, "held", "")
+        return [UseAgain(acquiring)] if acquiring else []
+
+    def _in(self, *states: Ownership, but: Set[int] = frozenset()) -> tuple[int, ...]:
+        return tuple(gpu for gpu, state in enumerate(self.states) if state in states and gpu not in but)
+
+    def _set(self, gpus: tuple[int, ...], state: Ownership, reason: str) -> None:
+        for gpu in gpus:
+            self.states[gpu], self.reasons[gpu] = state, reason
+
+
+def _spared(held: tuple[int, ...], idle: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Choose up to `count` of the idle GPUs, outside of the largest aligned block that can stay."""
+    count = min(count, len(idle))
+    for size in reversed(SIZES):
+        for block in _chunks(set(held), size):
+            outside = tuple(gpu for gpu in idle if gpu not in block.gpus)
+            if len(outside) >= count:
+                return _chosen(held, outside, count)
+    return _chosen(held, idle, count)
+
+
+def _chosen(together: tuple[int, ...], possible: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Choose up to `count` of the possible GPUs in the largest chunks, each from the smallest block that has it.
+
+    `together`: GPUs whose aligned blocks are kept as large as possible; they contain `possible`.
+    """
+    whole, left, chosen = set(together), set(possible), set[int]()
+    for size in reversed(SIZES):
+        while len(chosen) + size <= count:
+            found = min(_chunks(left, size), key=lambda chunk: (_block(whole, chunk), chunk.first), default=None)
+            if found is None:
+                break
+            chosen.update(found.gpus)
+            whole.difference_update(found.gpus)
+            left.difference_update(found.gpus)
+    return tuple(sorted(chosen))
+
+
+def _chunks(gpus: set[int], size: int) -> Iterator[Chunk]:
+    for first in range(0, max(gpus, default=-1) + 1, size):
+        if gpus.issuperset(range(first, first + size)):
+            yield Chunk(first, size)
+
+
+def _block(gpus: set[int], chunk: Chunk) -> int:
+    """Size of the aligned block of GPUs around a chunk."""
+    size = chunk.size
+    while size < SIZES[-1]:
+        first = chunk.first - chunk.first % (2 * size)
+        if not gpus.issuperset(range(first, first + 2 * size)):
+            break
+        size *= 2
+    return size

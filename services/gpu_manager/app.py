@@ -9,6 +9,10 @@ from contextlib import asynccontextmanager
 import psutil
 from fastapi import FastAPI
 
+from services.gpu_manager.adoption import adopt_engines
+from services.gpu_manager.backends.engine_folders import EngineFolders, state_folder
+from services.gpu_manager.declared_entries import NodeLimits
+from services.gpu_manager.declaring import DeclaredServices
 from services.gpu_manager.devices import GIB, find_devices
 from services.gpu_manager.engine_factory import EngineFactory
 from services.gpu_manager.executor import GpuExecutor
@@ -19,10 +23,11 @@ from services.gpu_manager.routes import GpuManagerState, readiness
 from services.gpu_manager.service_entries import load_entries
 from services.gpu_manager.serving import Serving
 from services.gpu_manager.settings import GpuManagerSettings
-from services.gpu_manager.specs import check_devices, given_engines, spec_of
+from services.gpu_manager.specs import check_devices
+from shared.bus.connection import with_retries
 from shared.messages.outcomes import ServicesChanged
 from shared.node.agent import NodeAgent
-from shared.node.connection import open_node
+from shared.node.connection import START_S, open_node
 from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.model import NodeMemory
 from shared.policy.serving.node_serving import NodeServing
@@ -62,13 +67,15 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
         redis_url, device_gb = settings.treadle.redis_url, tuple(one.memory_gb for one in found.devices)
         host_gb = settings.host_memory_gb or psutil.virtual_memory().total / GIB / 2
         machine = NodeServing(NodeMemory(device_gb, host_gb), ServingConfig(max_wait_s=settings.max_wait_s))
+        folders = EngineFolders(state_folder(settings.state, settings.treadle.home, settings.node), settings.lease_s)
         async with (
+            folders.used(),
             open_node(redis_url, name="gpu_manager", node=settings.node, node_class=settings.node_class) as node,
             open_http(_any_address) as http,
             open_streams(connect_s=CONNECT_S, key=settings.engine_key) as streams,
             Background() as background,
         ):
-            factory = EngineFactory(http, found.memory, settings.engine_key)
+            factory = EngineFactory(http, found.memory, folders, settings.engine_key)
             serving = Serving(machine, factory.backend, found.memory, clock)
             background.start(serving.failed(), name="engines")
             executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes)
@@ -84,9 +91,13 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                 cold_start_s=lambda: cold_start_s(machine.view()),
                 services=report,
             )
+            limits = NodeLimits(settings.allow_commands, device_gb)
+            declared = DeclaredServices(node.redis, serving, entries, limits)
             pages = PagePublisher(
                 node.redis,
-                lambda: page_of(node.identity, serving.declared, machine.view(), found.devices, clock),
+                lambda: declared.completed(
+                    page_of(node.identity, serving.declared, machine.view(), found.devices, clock)
+                ),
                 settings.heartbeat_s,
             )
 
@@ -95,15 +106,17 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                 pages.changed()
 
             serving.changed = changed
+            await with_retries(declared.refresh, what="reading declared services", limit_s=START_S)
+            background.start(folders.renewing(), name="lease of engines")
+            await adopt_engines(factory, serving)
+            background.start(declared.run(settings.heartbeat_s), name="declared services")
             background.start(pages.run(), name="pages")
-            for name, entry in entries.items():
-                serving.set_service(name, entry, spec_of(name, entry))
-                for instance in given_engines(name, entry):
-                    serving.expect(instance)
             try:
                 async with agent.running(heartbeat_s=settings.heartbeat_s):
                     app.state.agent = agent
-                    _log.info("node_started", node=node.identity.node, gpus=found.reason, services=sorted(entries))
+                    _log.info(
+                        "node_started", node=node.identity.node, gpus=found.reason, services=sorted(serving.declared)
+                    )
                     yield GpuManagerState(agent=agent)
             finally:
                 await asyncio.shield(serving.stop(STOP_S))

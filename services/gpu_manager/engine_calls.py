@@ -19,13 +19,14 @@ import asyncio
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from services.gpu_manager.backends.protocol import EngineError, EngineGone, OutOfMemory, means_out_of_memory
 from services.gpu_manager.kinds import ModelEmbed, ModelScore
 from shared.kinds.scoring import scaled
+from shared.model_services.entries import Api
 from shared.policy.model.results import AttemptResult, refused
 from shared.runtime.http_streams import AnswerBroken, Header, StreamClient, StreamedAnswer, Unreachable
 from shared.runtime.units import Seconds
@@ -52,9 +53,6 @@ MOST_COUNTED: Final = 1e12
 _SECONDS: Final = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _encode: Final = msgspec.json.Encoder().encode
 
-Api = Literal["openai", "treadle"]
-"""API of an engine. `openai`: chat completions, completions and embeddings, as vLLM and SGLang have them. `treadle`:
-our own server for reward models."""
 T = TypeVar("T")
 
 

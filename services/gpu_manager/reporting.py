@@ -8,9 +8,9 @@ from typing import Final
 
 from services.gpu_manager.devices import GpuDevice
 from services.gpu_manager.kinds import GPUS
-from services.gpu_manager.service_entries import ServiceEntry
 from shared.messages.model_services import EngineState, GpuState, ServiceOffer, ServingPage
 from shared.messages.outcomes import ServiceHeld, ServicesChanged
+from shared.model_services.entries import ServiceEntry
 from shared.node.identity import NodeIdentity
 from shared.policy.serving.node_view import InstanceView
 from shared.runtime.clock import Clock

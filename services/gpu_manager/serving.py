@@ -13,13 +13,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from services.gpu_manager.backends.protocol import Backend, EngineError, OutOfMemory
-from services.gpu_manager.devices import GIB, DeviceMemory
+from services.gpu_manager.device_checks import check_memory
+from services.gpu_manager.devices import DeviceMemory
 from services.gpu_manager.engine_calls import EngineAddress
 from services.gpu_manager.metrics import EVICTIONS, STEP_SECONDS
-from services.gpu_manager.service_entries import ServiceEntry
+from shared.model_services.entries import ServiceEntry
 from shared.policy.serving import model
 from shared.policy.serving.model import InstanceId, Stimulus
 from shared.policy.serving.node_serving import NodeServing
@@ -28,9 +29,6 @@ from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
-
-SLACK: Final = 0.02
-"""Share of a GPU's memory by which a measurement may exceed the sum of the declared amounts."""
 
 
 class NotServed(Exception):
@@ -66,6 +64,8 @@ class Serving:
     changed: Callable[[], None] = lambda: None
     """Called when the residency of an engine has changed."""
     _backends: dict[InstanceId, Backend] = field(default_factory=dict)
+    _made_of: dict[InstanceId, ServiceEntry] = field(default_factory=dict)
+    """Entry of each backend. After a change of its service, it is that of the old engine until that is stopped."""
     _holders: dict[str, EngineUse] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _watches: dict[InstanceId, asyncio.Task[None]] = field(default_factory=dict)
@@ -89,6 +89,7 @@ class Serving:
         """Remove a service. Its engines are drained and stopped."""
         self._removed.add(name)
         self.handle(model.ServiceRemoved(name))
+        self._forget_removed(name)
         self.changed()
 
     @property
@@ -98,8 +99,21 @@ class Serving:
 
     def expect(self, instance: InstanceId) -> None:
         """Find the residency of an engine that runs already, before any holder is admitted on its GPUs."""
-        self._backends[instance] = self.backend(instance, self.entries[instance.service])
+        if instance in self._backends:
+            return  # of the entry before a change: the machine drains and stops it first
+        self._make(instance)
         self.handle(model.Expected(instance))
+        self._spawn(self._find(instance), f"find {instance}")
+
+    def _make(self, instance: InstanceId) -> None:
+        entry = self.entries[instance.service]
+        self._backends[instance], self._made_of[instance] = self.backend(instance, entry), entry
+
+    def adopt(self, instance: InstanceId, backend: Backend) -> None:
+        """Take over an engine of a former manager. Its residency is read before any holder is admitted on its GPUs."""
+        self._backends[instance], self._made_of[instance] = backend, self.entries[instance.service]
+        self.handle(model.Expected(instance))
+        self._watch(instance, backend)
         self._spawn(self._find(instance), f"find {instance}")
 
     async def _find(self, instance: InstanceId) -> None:
@@ -137,8 +151,8 @@ class Serving:
 
     def address(self, instance: InstanceId) -> EngineAddress:
         """Return how to call an engine that is resident."""
-        entry = self.entries[instance.service]
-        gpus = instance.chunk.size / entry.concurrency
+        entry = self._made_of[instance]
+        gpus = instance.chunk.size / self.entries[instance.service].concurrency
         return EngineAddress(self._backends[instance].url, entry.api, entry.model, instance.service, gpus)
 
     # ---- the machine -------------------------------------------------------------------------------------------
@@ -168,8 +182,8 @@ class Serving:
     def _execute(self, command: model.Command) -> None:
         match command:
             case model.LoadEngine(instance):
-                if instance not in self._backends:
-                    self._backends[instance] = self.backend(instance, self.entries[instance.service])
+                if instance not in self._backends or self._made_of[instance] != self.entries[instance.service]:
+                    self._make(instance)
                 self._step(instance, "load", self._loaded(instance))
             case model.Restore(instance):
                 self._step(instance, "restore", self._restored(instance))
@@ -221,16 +235,17 @@ class Serving:
 
     async def _loaded(self, instance: InstanceId) -> None:
         backend = self._backends[instance]
-        await self._check_memory(instance, 0.0)
+        await check_memory(self.memory, instance, self.entries[instance.service], 0.0)
         await backend.prepare()
         self._watch(instance, backend)
 
     async def _restored(self, instance: InstanceId) -> None:
-        await self._check_memory(instance, self.entries[instance.service].memory_gb.asleep)
+        entry = self.entries[instance.service]
+        await check_memory(self.memory, instance, entry, entry.memory_gb.asleep)
         await self._backends[instance].restore()
 
     async def _checked(self, instance: InstanceId) -> None:
-        if self.entries[instance.service].canary is not None:
+        if self._made_of[instance].canary is not None:
             await self._backends[instance].canary()
 
     async def _stopped(self, instance: InstanceId) -> None:
@@ -243,38 +258,23 @@ class Serving:
         levels = backend.flags.levels
         if "cold" in levels:
             await backend.stop()
-            self._backends.pop(instance, None)  # the next one is that of the present entry
         elif levels:  # it was given by its URL
             await backend.evict(levels[-1])
+        if "cold" in levels or instance.service in self._removed:
+            del self._backends[instance], self._made_of[instance]  # the next one is that of the present entry
+        self._forget_removed(instance.service)
+
+    def _forget_removed(self, name: str) -> None:
+        """Forget a removed service when all of its engines are stopped."""
+        if name in self._removed and not any(instance.service == name for instance in self._backends):
+            self.entries.pop(name, None)
+            self._removed.discard(name)
 
     async def _aborted(self, instance: InstanceId) -> None:
         try:
             await self._backends[instance].abort()
         except EngineError as error:  # its holders end by their deadline, or the engine is stopped
             _log.warning("abort_failed", instance=str(instance), reason=error.reason)
-
-    async def _check_memory(self, instance: InstanceId, own_gb: float) -> None:
-        """Compare the memory in use with what the engine needs, where it can be measured.
-
-        Args:
-            instance: the engine.
-            own_gb: memory of each GPU that the sleeping engine itself has.
-
-        Raises:
-            OutOfMemory: there is too little.
-        """
-        needed_gb = self.entries[instance.service].memory_gb.awake
-        for gpu in instance.chunk.gpus:
-            used_bytes = await asyncio.to_thread(self.memory.used_bytes, gpu)
-            if used_bytes is None:
-                continue
-            device = self.memory.devices[gpu]
-            used_gb = max(0.0, used_bytes / GIB - own_gb)
-            if used_gb + needed_gb > device.memory_gb * (1 + SLACK):
-                raise OutOfMemory(
-                    f"GPU {gpu} has {device.memory_gb:.1f} GB, {used_gb:.1f} GB are in use, and {instance.service} "
-                    f"needs {needed_gb:.1f} GB"
-                )
 
     # ---- watches and tasks -------------------------------------------------------------------------------------
 

@@ -26,6 +26,14 @@ class GpuManagerSettings(ServiceSettings):
     """Pools are (resource, node class): nodes of one class are interchangeable."""
     services: Path | None = None
     """JSON file of the model services of this node: name -> entry (docs/operations.md). Empty: none."""
+    allow_commands: bool = False
+    """Accept whole entries of services over REST. Their commands run on this host with this service's rights, so every
+    caller of the proxy can run programs here: for a machine of one's own."""
+    state: Path | None = None
+    """Folder with the records of running engines, by which the next process adopts them after a crash. Empty: below
+    `run/` of TREADLE_HOME, else in /tmp."""
+    lease_s: float = Field(120.0, ge=1)
+    """Seconds for which engines go on without a manager. Then they end by themselves."""
     devices: str = ""
     """GPUs of a machine without NVML: `[{"memory_gb": 24}, ...]`. The memory budget of such a GPU is enforced on the
     processes of its engines. Ignored where NVML finds GPUs."""

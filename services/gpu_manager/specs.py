@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 
-from services.gpu_manager.service_entries import SETTING, ServiceEntry, WrongEntries
+from services.gpu_manager.service_entries import SETTING, WrongEntries
+from shared.model_services.entries import ServiceEntry
 from shared.policy.model.chunks import Chunk
 from shared.policy.serving.model import (
     InstanceId,
@@ -43,7 +44,7 @@ def spec_of(name: str, entry: ServiceEntry) -> ModelServiceSpec:
         concurrency=entry.concurrency,
         min_residency_s=entry.min_residency_s,
         priority=entry.priority,
-        revision=_revision(entry),
+        revision=revision(entry),
     )
 
 
@@ -70,7 +71,7 @@ def given_engines(name: str, entry: ServiceEntry) -> Iterator[InstanceId]:
             yield InstanceId(name, Chunk(first, degree))
 
 
-def _revision(entry: ServiceEntry) -> str:
+def revision(entry: ServiceEntry) -> str:
     """Return a digest of what an engine was started with."""
     fields = {name: value for name, value in msgspec.to_builtins(entry).items() if name not in _CHANGEABLE}
     return hashlib.blake2b(msgspec.json.encode(fields, order="sorted"), digest_size=8).hexdigest()

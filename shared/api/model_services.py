@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel
 
 from shared.kinds.formulation import Name
@@ -36,12 +38,52 @@ class EngineView(BaseModel):
     """Measured times of its steps, in seconds: `restore asleep1`, `evict cold` ..."""
 
 
+class EntryView(BaseModel):
+    """Entry of a model service: names of its variables, and commands only where REST may set them."""
+
+    backend: str
+    api: str
+    model: str
+    degrees: list[int]
+    memory_gb: dict[str, float]
+    """Memory of each GPU, `awake` and `asleep`, and `host` memory of a sleeping engine, GB."""
+    concurrency: int
+    priority: int
+    """Services of a lower number are evicted later."""
+    min_residency_s: float
+    start_s: float
+    health: str
+    canary: dict[str, Any]
+    """Request with a known answer, sent after each restore. Empty: none."""
+    env: list[str]
+    """Names of the variables of its process."""
+    command: dict[str, list[str]]
+    """Degree -> command. Empty: it has none, or it is not shown."""
+    url: dict[str, str]
+    """Degree -> address of an engine that runs already. Empty: it has none, or it is not shown."""
+    first_gpu: dict[str, int]
+    """Degree -> first GPU of an engine that runs already."""
+
+
+class ServiceProblem(BaseModel):
+    """Reason why a node cannot use a declaration."""
+
+    node: str
+    why: str
+
+
 class ModelServiceView(BaseModel):
     """A model service. Actions name it: `{"kind": "model.judge", "params": {"service": "judge-a", ...}}`."""
 
     name: Name
+    source: str
+    """`file`: the operator's file of a GPU manager. `rest`: declared or changed by `PUT /v1/services/{service}`."""
+    refers_to: str
+    """Entry of the file to which its declaration over REST refers; empty: none."""
+    entry: EntryView | None
+    """Its entry, as its first node uses it; null: no node uses it, and it refers to a file."""
     backend: str
-    """Kind of its engines: `process`, `vllm`, `sglang` or `torch`."""
+    """Kind of its engines: `process`, `vllm`, `sglang` or `torch`. Empty, as `api` and `model`: as of `entry`."""
     api: str
     """API of its engines: `openai`, or `treadle` (our server for reward models)."""
     model: str
@@ -52,7 +94,11 @@ class ModelServiceView(BaseModel):
     awake_gb: float
     """Memory of each GPU that an engine needs, GB."""
     nodes: list[str]
-    """Nodes that declare it."""
+    """Nodes that use it."""
+    pending: list[str]
+    """Nodes that have not applied its last change yet. They do at their next heartbeat."""
+    problems: list[ServiceProblem]
+    """Nodes that cannot use its entry. Nothing else stops."""
     engines: list[EngineView]
     """Engines that run or have run, by node and GPUs."""
 

@@ -5,6 +5,8 @@ It is no message of a stream: the hash `serving` has the newest page of each nod
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -34,6 +36,41 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Measured times of its steps: `restore asleep1` -> seconds."""
 
 
+class ShownEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An entry. Maps of degrees have texts as keys, as JSON has them."""
+
+    backend: str
+    api: str
+    model: str
+    degrees: list[int]
+    memory_gb: dict[str, float]
+    """`awake`, `asleep`, and `host` where it was declared."""
+    concurrency: int
+    priority: int
+    min_residency_s: float
+    start_s: float
+    health: str
+    canary: dict[str, Any] = {}
+    """Empty: none."""
+    env: list[str] = []
+    """Names of the variables."""
+    command: dict[str, list[str]] = {}
+    """Degree -> command. Empty: there is none, or it is not shown."""
+    url: dict[str, str] = {}
+    """Degree -> address of an engine that runs already. Empty: there is none, or it is not shown."""
+    first_gpu: dict[str, int] = {}
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check of a reference needs of an entry of the file, without its commands and addresses."""
+
+    degrees: list[int]
+    given: bool
+    """Its engine runs already, so two services cannot share it."""
+    completes: bool
+    """Its canary, if any, is a completion."""
+
+
 class ServiceOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One model service of a node."""
 
@@ -46,6 +83,11 @@ class ServiceOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     asleep_gb: float = 0.0
     priority: int = 0
     min_residency_s: float = 0.0
+    source: str = "file"
+    """`file`, or `rest` if REST has declared or changed it."""
+    refers_to: str = ""
+    """Entry of the file to which a declaration over REST refers."""
+    shown: ShownEntry | None = None
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,3 +110,11 @@ class ServingPage(msgspec.Struct, frozen=True, kw_only=True):
     services: dict[str, ServiceOffer]
     engines: list[EngineState]
     gpus: list[GpuState]
+    file: dict[str, FileEntry] = {}
+    """Entries of the operator's file."""
+    problems: dict[str, str] = {}
+    """Service -> reason why this node cannot use its declaration."""
+    allows_commands: bool = False
+    """Whole entries over REST are accepted."""
+    change: int = 0
+    """Number of the last change over REST that it has applied."""

@@ -126,6 +126,8 @@ ROUTES = [
     ("DELETE", "/v1/quotas/{quota}", None),
     ("GET", "/v1/services", None),
     ("GET", "/v1/services/{service}", None),
+    ("PUT", "/v1/services/{service}", {"entry": "judge"}),
+    ("DELETE", "/v1/services/{service}", None),
     ("POST", "/v1/actions/{id}/resume", None),
     ("POST", "/retrieve", {"query": "x"}),
     ("POST", "/t/{tenant}/{task}/retrieve", {"query": "x"}),

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import random
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -21,7 +19,6 @@ import psutil
 import pytest
 
 from tests.architecture.test_metric_names import METRICS
-from tests.shared.bus.soon import soon
 from treadle.client.answers import Answer
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.errors import NotFound
@@ -132,17 +129,25 @@ async def test_a_killed_engine_costs_time_and_no_answer(client: AsyncTreadle) ->
     await running
 
 
-async def test_a_killed_manager_costs_time_and_no_answer(client: AsyncTreadle, stack: RunningStack) -> None:
+async def test_a_killed_manager_costs_no_answer_and_no_load(client: AsyncTreadle, stack: RunningStack) -> None:
+    await judge(client, "small", 1)
+    (engine,) = engines()
+    killed = stack.kill("gpu_manager")
+    await asyncio.to_thread(stack.await_healthy, "gpu_manager", other_than=killed)
+    check(await judge(client, "small", 5), "small", 5)
+    assert engines() == [engine], "the next manager has adopted it"
+    view = await client.model_services.view("small")
+    assert all("restore cold" not in one.measured_s for one in view.engines), "nothing was loaded"
+
+
+async def test_a_manager_killed_under_load_costs_time_and_no_answer(client: AsyncTreadle, stack: RunningStack) -> None:
     running = asyncio.create_task(many(client, 60, seed=3))
-    await asyncio.sleep(1.5)
-    left = engines()
-    os.kill(stack.pids["gpu_manager"], signal.SIGKILL)
-
-    async def ended() -> bool:
-        return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in left)
-
-    await soon(ended)
+    for _ in range(3):
+        await asyncio.sleep(1.0)
+        killed = stack.kill("gpu_manager")
+        await asyncio.to_thread(stack.await_healthy, "gpu_manager", other_than=killed)
     await running
+    assert len(engines()) == 1, "the memory of one GPU is one engine's"
 
 
 async def test_an_unknown_service_waits_and_says_so(client: AsyncTreadle) -> None:
@@ -196,3 +201,17 @@ def test_a_stopped_stack_leaves_no_engine() -> None:
             asyncio.run(one())
             assert len(engines("last")) == 1
     assert not engines("last")
+
+
+async def test_a_killed_supervisor_leaves_no_engine_after_down() -> None:
+    with temporary_home() as root, TemporaryDirectory() as folder:
+        declared = Path(folder) / "services.json"
+        declared.write_text(json.dumps({"left": entry("left")}))
+        environ = {"GPU_MANAGER_DEVICES": '[{"memory_gb": 24}]', "GPU_MANAGER_SERVICES": str(declared)}
+        with running_stack(root, services="proxy,scaling_planner,gpu_manager", environ=environ) as running:
+            async with AsyncTreadle(running.urls["proxy"]) as client:
+                check(await judge(client, "left", 2), "left", 2)
+            running.supervisor.kill()
+            await asyncio.to_thread(running.supervisor.wait)
+            assert len(engines("left")) == 1
+        assert not engines("left")  # the end of the block is `treadle down`

@@ -1,8 +1,10 @@
 """``treadle services``."""
 
+import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -12,10 +14,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from treadle.cli.groups import AsJson, GroupOptions, Url
-from treadle.cli.proxy import exit_status
+from treadle.cli.proxy import CommandFailed, exit_status
 from treadle.cli.up import Home
 from treadle.client.answers import EngineView, ModelServiceView
 
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.", show_default=False)]
+MOST_BYTES = 256 << 10
+"""Longest declaration that the proxy accepts."""
 STYLES = {
     "resident": "green",
     "running": "bold green",
@@ -32,6 +37,9 @@ def register(app: typer.Typer) -> None:
     app.callback(invoke_without_command=True)(services)
     app.command("ls")(ls)
     app.command("watch")(watch)
+    app.command("show")(show)
+    app.command("set")(set_service)
+    app.command("rm")(rm)
 
 
 def services(context: typer.Context, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:
@@ -76,6 +84,73 @@ def watch(
             time.sleep(seconds)
 
 
+def show(context: typer.Context, name: Name, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:
+    """Show one model service: its entry, its engines, and nodes that cannot use it. It wakes no engine."""
+    options = GroupOptions.of(context, url, home, as_json)
+    with exit_status("services show"):
+        _show(options.call(lambda client: client.model_services.view(name)), options.as_json)
+
+
+def set_service(
+    context: typer.Context,
+    name: Name,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON file; `-`: standard input.", show_default=False)],
+    as_json: AsJson = False,
+    url: Url = None,
+    home: Home = None,
+) -> None:
+    """Declare a model service, or change it.
+
+    FILE: {"entry": "judge-a", "concurrency": 8} refers to an entry of the file of a GPU manager. A whole entry needs
+    GPU_MANAGER_ALLOW_COMMANDS=true there.
+    """
+    options = GroupOptions.of(context, url, home, as_json)
+    with exit_status("services set"):
+        declaration = _declaration(file)
+        _show(options.call(lambda client: client.model_services.set(name, declaration)), options.as_json)
+
+
+def rm(context: typer.Context, name: Name, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:
+    """Remove a declaration. Engines of the service are drained and stopped."""
+    options = GroupOptions.of(context, url, home, as_json)
+    with exit_status("services rm"):
+        options.call(lambda client: client.model_services.delete(name))
+        typer.echo(msgspec.json.encode({"name": name}) if options.as_json else f"{name} is removed")
+
+
+def _declaration(file: str) -> dict[str, Any]:
+    try:
+        if file == "-":
+            content = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                content = opened.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise CommandFailed(f"{file} cannot be read ({error.strerror})", 2) from error
+    if len(content) > MOST_BYTES:
+        raise CommandFailed(f"{file} is longer than {MOST_BYTES} bytes", 2)
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise CommandFailed(f'{file} is no JSON object such as {{"entry": "judge-a"}}: {error}', 2) from error
+
+
+def _show(view: ModelServiceView, as_json: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(view))
+        return
+    console = Console()
+    console.print(_table([view]))
+    refers = f", refers to {view.refers_to}" if view.refers_to else ""
+    console.print(escape(f"declared by {view.source}{refers}"))
+    if view.entry is not None:
+        console.print_json(msgspec.json.encode(view.entry).decode())
+    if view.pending:
+        console.print(escape(f"not applied yet by {', '.join(view.pending)}: each does at its next heartbeat"))
+    for problem in view.problems:
+        console.print(escape(f"{problem.node} cannot use it: {problem.why}"))
+
+
 def _table(views: Sequence[ModelServiceView]) -> Table:
     """One line for each engine, and one for each service without any."""
     table = Table(pad_edge=False, box=None)
@@ -98,8 +173,15 @@ def _table(views: Sequence[ModelServiceView]) -> Table:
             table.add_row(escape(view.name), *_row(one, now))
         if not view.engines:
             nodes = ", ".join(view.nodes)
-            table.add_row(escape(view.name), escape(nodes), "", "cold", "", "", "", "", "", "no action has needed it")
+            table.add_row(escape(view.name), escape(nodes), "", "cold", "", "", "", "", "", escape(_idle(view)))
     return table
+
+
+def _idle(view: ModelServiceView) -> str:
+    """Reason why a service has no engine."""
+    if view.problems:
+        return f"{view.problems[0].node}: {view.problems[0].why}"
+    return "no action has needed it" if view.nodes else "no node uses it"
 
 
 def _row(one: EngineView, now: float) -> tuple[str, ...]:

@@ -451,6 +451,33 @@ class QuotaList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     quotas: list[QuotaView]
 
 
+class EntryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Entry of a model service: names of its variables, and commands only where REST may set them."""
+
+    backend: str
+    api: str
+    model: str
+    degrees: list[int]
+    memory_gb: dict[str, float]
+    concurrency: int
+    priority: int
+    min_residency_s: float
+    start_s: float
+    health: str
+    canary: dict[str, Any]
+    env: list[str]
+    command: dict[str, list[str]]
+    url: dict[str, str]
+    first_gpu: dict[str, int]
+
+
+class ServiceProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Reason why a node cannot use a declaration."""
+
+    node: str
+    why: str
+
+
 class EngineView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One engine of a model service: on one chunk of one node."""
 
@@ -472,6 +499,9 @@ class ModelServiceView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """A model service. Actions name it: `{"kind": "model.judge", "params": {"service": "judge-a", ...}}`."""
 
     name: str
+    source: str
+    refers_to: str
+    entry: EntryView | None
     backend: str
     api: str
     model: str
@@ -479,6 +509,8 @@ class ModelServiceView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     concurrency: int
     awake_gb: float
     nodes: list[str]
+    pending: list[str]
+    problems: list[ServiceProblem]
     engines: list[EngineView]
 
 

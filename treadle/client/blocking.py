@@ -154,6 +154,8 @@ class ModelServices(_Twin):
 
     all = _blocking(AsyncModelServices.all)
     view = _blocking(AsyncModelServices.view)
+    set = _blocking(AsyncModelServices.set)
+    delete = _blocking(AsyncModelServices.delete)
 
 
 class HeldLease(_Twin):

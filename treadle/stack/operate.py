@@ -50,7 +50,7 @@ def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
     home = open_home(home_path(environ))
     with _lock_home(home.root, environ):
         if (earlier := read_state(home.root)) is not None:
-            sweep(earlier)
+            sweep(earlier, home.root)
         settings, services = _load_settings(environ)
         plan = plan_stack(home, settings, environ, services)
         width = max(len(spec.name) for spec in (*plan.servers, *plan.services)) + 1
@@ -123,7 +123,7 @@ def stop_stack(root: Path) -> bool:
     if state is None:
         return False
     if not is_supervised(root):
-        swept = sweep(state)
+        swept = sweep(state, root)
         return remove_containers(root) or bool(swept)
     supervisor = state.supervisor
     try:
@@ -135,7 +135,7 @@ def stop_stack(root: Path) -> bool:
     if not _await_end(supervisor, DOWN_TIMEOUT_S):
         os.kill(supervisor.pid, signal.SIGKILL)
         _await_end(supervisor, DOWN_TIMEOUT_S)
-    sweep(read_state(root) or state)
+    sweep(read_state(root) or state, root)
     remove_containers(root)
     return True
 
@@ -150,7 +150,7 @@ def repair_store(environ: Mapping[str, str]) -> tuple[Scan, Path | None]:
     try:
         with supervising(home.root):
             if (earlier := read_state(home.root)) is not None:
-                sweep(earlier)
+                sweep(earlier, home.root)
             return repair(home)
     except AlreadySupervised:
         raise StackError(f"the stack in {home.root} is up: stop it first (treadle down)") from None
@@ -167,7 +167,7 @@ def upgrade_stack(environ: Mapping[str, str], *, check: bool) -> list[str]:
     try:
         with supervising(home.root):
             if (earlier := read_state(home.root)) is not None:
-                sweep(earlier)
+                sweep(earlier, home.root)
             settings, _ = _load_settings(environ)
             plan = plan_stack(home, settings, environ, ())
             arguments = ("--report", *(("--check",) if check else ()))

@@ -3,6 +3,7 @@
 Every process of a stack has its service's name in its environment (``TREADLE_SERVICE``). When a service has ended, its
 orphans are ended. A daemon of a running service stays until the stack stops. Some services have children without the
 name, such as the zygotes of the CPU manager. Such a service is its own subreaper, so these get here only after its end.
+Guards of engines have `KEEP_VARIABLE`: they stay for the next process of their service, until the stack stops.
 """
 
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from shared.runtime.identity import Identity, identify
+from shared.runtime.kept_processes import KEEP_VARIABLE
 from treadle.stack.process import SERVICE_VARIABLE
 
 ORPHAN_GRACE_S = 1.0
@@ -45,6 +47,8 @@ class Orphans:
         inherited = [self._kill_times.pop(gone) for gone in set(self._kill_times) - orphans]
         now = time.monotonic()
         for orphan in orphans - self._kill_times.keys():
+            if _has(orphan.pid, KEEP_VARIABLE):
+                continue
             service = _service_of(orphan.pid)
             unclaimed = service is None and _session(orphan.pid) not in running.values()
             if service in ended or (unclaimed and (ended or inherited)):
@@ -82,7 +86,15 @@ def _reaped_or_alive(pid: int) -> Identity | None:
 
 def _service_of(pid: int) -> str | None:
     """Return the service of a process, by its environment; None if there is no name."""
-    mark = f"{SERVICE_VARIABLE}=".encode()
+    return _variable(pid, SERVICE_VARIABLE)
+
+
+def _has(pid: int, name: str) -> bool:
+    return _variable(pid, name) is not None
+
+
+def _variable(pid: int, name: str) -> str | None:
+    mark = f"{name}=".encode()
     with suppress(OSError):
         for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             if variable.startswith(mark):

@@ -12,6 +12,7 @@ from typing import Final
 import psutil
 
 from shared.runtime.identity import Identity, identify
+from shared.runtime.kept_processes import kept_processes
 from shared.runtime.stack_state import StackState
 from treadle.mesh import mesh_command
 
@@ -21,15 +22,15 @@ REMOVER: Final = "services.cpu_manager.environments.docker.cleanup"
 REMOVER_LIMIT_S: Final = 60.0
 
 
-def sweep(state: StackState) -> list[int]:
-    """Kill every process of the services in ``state`` that still runs. Return the pids.
+def sweep(state: StackState, root: Path) -> list[int]:
+    """Kill every process of the services in ``state`` that still runs, and those kept in ``root``. Return the pids.
 
     The kernel has signalled most of them already (``Launch.death_signal``). A recorded pid is trusted only with its
     start time. Its descendants are killed too (PostgreSQL's lead sessions of their own), and its session: each service
     leads one, and the kernel does not reuse a session's number while a member runs.
     Returns when they have ended; after 10 s at most.
     """
-    recorded = [service.identity for service in state.services]
+    recorded = [*(service.identity for service in state.services), *kept_processes(root)]
     left = {found for leader in recorded if leader is not None for found in _session(leader)}
     for process in left:
         if process.alive():

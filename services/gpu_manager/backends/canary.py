@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from services.gpu_manager.backends.engine_http import EngineHttp
-from services.gpu_manager.backends.protocol import EngineCanary, WrongAnswer
+from services.gpu_manager.backends.protocol import WrongAnswer
+from shared.model_services.entries import EngineCanary
 from shared.runtime.units import Seconds
 
 MAX_TOKENS: Final = 16

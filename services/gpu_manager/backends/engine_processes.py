@@ -22,6 +22,7 @@ class ProcessScan:
     """Search for the processes of one engine."""
 
     group: int
+    """-1: none."""
     mark: bytes
     """`NAME=value` in their environment."""
 
@@ -38,8 +39,15 @@ class ProcessScan:
             state, _, group = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:3]
             if state in b"ZX":
                 return False
-            return int(group) == self.group or self.mark in (folder / "environ").read_bytes().split(b"\0")
+            return int(group) == self.group or self.has_mark(pid)
         except (OSError, ValueError):  # it has ended, or is another user's
+            return False
+
+    def has_mark(self, pid: int) -> bool:
+        """Return whether a process has the mark in its environment."""
+        try:
+            return self.mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
             return False
 
 

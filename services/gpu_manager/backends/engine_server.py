@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from services.gpu_manager.backends.canary import send_canary
+from services.gpu_manager.backends.engine_folders import EngineFolder, EngineFolders
 from services.gpu_manager.backends.engine_http import EngineHttp
-from services.gpu_manager.backends.launching import EngineLaunch, EngineProcess, Ports
+from services.gpu_manager.backends.engine_process import EngineProcess
+from services.gpu_manager.backends.launching import EngineLaunch, Ports
 from services.gpu_manager.backends.protocol import (
-    EngineCanary,
     EngineDeadlines,
     EngineError,
     EngineGone,
@@ -22,6 +23,7 @@ from services.gpu_manager.backends.protocol import (
     means_out_of_memory,
 )
 from services.gpu_manager.devices import DeviceMemory
+from shared.model_services.entries import EngineCanary
 from shared.runtime.http import HttpClient, HttpReply
 from shared.runtime.units import Seconds
 
@@ -45,6 +47,10 @@ class EngineSettings:
     """Path that answers 200 once a started engine serves."""
     key: str = field(default="", repr=False)
     """Key of the engine's API; empty: none."""
+    service: str = ""
+    """Name of its model service, for its record."""
+    digest: str = ""
+    """Digest of all that decides which engine it is, for its record."""
     deadlines: EngineDeadlines = field(default_factory=EngineDeadlines)
 
     def __post_init__(self) -> None:
@@ -56,13 +62,19 @@ class EngineServer:
     """Starts, calls and stops one engine. Backends are built on it."""
 
     def __init__(
-        self, settings: EngineSettings, client: HttpClient, ports: Ports, memory: DeviceMemory | None = None
+        self,
+        settings: EngineSettings,
+        client: HttpClient,
+        ports: Ports,
+        folders: EngineFolders,
+        memory: DeviceMemory | None = None,
     ) -> None:
         """`memory`: measures devices, and gets each process that is started. None: nothing is measured."""
         self.settings = settings
         self.deadlines = settings.deadlines
         self._client = client
         self._ports = ports
+        self._folders = folders
         self._memory = memory
         self._process: EngineProcess | None = None
         self._port = 0
@@ -99,15 +111,34 @@ class EngineServer:
         if not self.is_running:
             await self._launch()
         try:
-            await self._wait_for_health(self.deadlines.read_s if self.is_given else self.deadlines.start_s)
-            if check is not None:
-                await check()
+            with self.changing("start"):
+                await self._wait_for_health(self.deadlines.read_s if self.is_given else self.deadlines.start_s)
+                if check is not None:
+                    await check()
         except BaseException:
             if self._process is not None:
                 self._process.kill()  # at once, because a cancelled caller does not wait
                 with suppress(EngineError):
                     await self.stop()
             raise
+
+    def adopt(self, folder: EngineFolder) -> bool:
+        """Take over an engine that a former manager has started. Return whether it runs."""
+        process = EngineProcess.adopt(folder)
+        if process is None:
+            return False
+        self._ports.reserve(folder.record.port)
+        self._attach(process, folder.record.port)
+        return True
+
+    @contextmanager
+    def changing(self, step: str) -> Iterator[None]:
+        """Record a change of the state of an engine of ours, so that a crash in it is known. See `EngineFolder`."""
+        if self._process is None:
+            yield
+            return
+        with self._process.folder.changing(step):
+            yield
 
     async def stop(self) -> None:
         """Stop the process and all of its children. Ends within `grace_s` + `kill_s`.
@@ -192,15 +223,22 @@ class EngineServer:
     async def _launch(self) -> None:
         assert self.settings.launch is not None
         await self.stop()  # the rest of an engine that has ended by itself
-        port = self._ports.take()
+        launch, port = self.settings.launch, self._ports.take()
         try:
-            self._process = EngineProcess(self.settings.launch, port)
-        except EngineError:
+            folder = self._folders.add(
+                self.settings.service, launch.devices[0], len(launch.devices), port, self.settings.digest
+            )
+            process = await EngineProcess.start(launch, port, folder, self.deadlines.grace_s)
+        except BaseException:
             self._ports.release(port)
             raise
+        self._attach(process, port)
+
+    def _attach(self, process: EngineProcess, port: int) -> None:
+        assert self.settings.launch is not None
+        self._process, self._port = process, port
         if self._memory is not None:
-            self._memory.assign(self._process.pid, self.settings.launch.devices)
-        self._port = port
+            self._memory.assign(process.pid, self.settings.launch.devices)
         self._http = EngineHttp(self._client, f"http://127.0.0.1:{port}", self.settings.key)
 
     async def _wait_for_health(self, within_s: Seconds) -> None:

@@ -13,9 +13,7 @@ ARL-Tangram section 5.3 assumes that eviction writes nothing back. Today's engin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
-
-import msgspec
+from typing import Final, Literal, Protocol
 
 from shared.runtime.units import Seconds
 
@@ -89,39 +87,6 @@ class EngineDeadlines:
     """Time for the process to end by itself after SIGTERM."""
     kill_s: Seconds = 10.0
     """Time for its processes to end after SIGKILL."""
-
-
-class EngineCanary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request with a known answer. Two forms:
-
-    {"prompt": "2+2=", "expect": "4"}: a completion at temperature 0. Its text must contain `expect`. With `path`
-    "/v1/chat/completions" it is a chat request. `body` adds fields, such as {"max_tokens": 256}.
-
-    {"path": "/v1/score", "body": {...}, "pointer": "/scores/0", "expect": 0.83, "tolerance": 0.01}: any JSON request.
-    The value at `pointer` (RFC 6901) must equal `expect`: numbers and lists of numbers within `tolerance`.
-    """
-
-    prompt: str = ""
-    expect: str | float | list[float] = ""
-    path: str = ""
-    body: dict[str, Any] = {}
-    pointer: str | None = None
-    tolerance: float = 1e-3
-
-    def __post_init__(self) -> None:
-        if self.prompt:
-            if not isinstance(self.expect, str) or not self.expect:
-                raise ValueError("a canary with `prompt` needs a text as `expect`, such as '4'")
-            if self.pointer is not None:
-                raise ValueError("a canary has `prompt` or `pointer`, not both")
-        elif not self.path.startswith("/") or self.pointer is None:
-            raise ValueError(
-                "a canary needs `prompt` and `expect`, or `path` (such as '/v1/score'), `body`, `pointer` and `expect`"
-            )
-        elif self.expect == "":
-            raise ValueError("a canary needs `expect`: the value at `pointer`")
-        if not self.tolerance >= 0:
-            raise ValueError("`tolerance` must be at least 0")
 
 
 class Backend(Protocol):

@@ -74,6 +74,10 @@ class SglangBackend:
             return
         if found != "resident":
             raise EngineError(f"the engine is {found}, so nothing can be released; evict it to cold, or restart it")
+        with self._server.changing("evict asleep1"):
+            await self._release()
+
+    async def _release(self) -> None:
         before = await self._server.measured_bytes()
         await self._pause()
         self._released = None
@@ -94,7 +98,8 @@ class SglangBackend:
     async def restore(self) -> None:
         """Resume what is released and continue, or start the engine if it is stopped."""
         if self._server.is_running:
-            await self._resume()
+            with self._server.changing("restore"):
+                await self._resume()
         else:
             await self.prepare()
 

@@ -64,8 +64,9 @@ class TorchBackend:
             return
         before = await self._server.measured_bytes()
         was_resident = (await self._read()).residency == "resident"
-        await self._change("/evict", within_s=self._server.deadlines.evict_s)
-        await self._confirm("asleep1")
+        with self._server.changing("evict asleep1"):
+            await self._change("/evict", within_s=self._server.deadlines.evict_s)
+            await self._confirm("asleep1")
         after = await self._server.measured_bytes()
         if was_resident and before is not None and after is not None and after >= before:
             raise EngineError(
@@ -111,8 +112,9 @@ class TorchBackend:
         return await self._server.ended()
 
     async def _wake(self) -> None:
-        await self._change("/restore", within_s=self._server.deadlines.restore_s)
-        await self._confirm("resident")
+        with self._server.changing("restore"):
+            await self._change("/restore", within_s=self._server.deadlines.restore_s)
+            await self._confirm("resident")
 
     async def _confirm(self, wanted: Residency) -> None:
         """Check the state now and `settle_s` later."""

@@ -76,6 +76,10 @@ class VllmBackend:
             return
         if found != "resident":
             raise EngineError(f"the engine is {found}; restore it before it is evicted to {level}")
+        with self._server.changing(f"evict {level}"):
+            await self._sleep(level)
+
+    async def _sleep(self, level: Level) -> None:
         self._is_between, self._level = True, None
         number = _NUMBERS[level]
         answer = await self._server.call(
@@ -139,7 +143,8 @@ class VllmBackend:
 
     async def _wake_if_asleep(self) -> None:
         if await self._is_sleeping():
-            await self._wake()
+            with self._server.changing("restore"):
+                await self._wake()
 
     async def _wake(self) -> None:
         """Wake the engine. If its level is unknown, as from level 2: weights that are there are loaded again."""

@@ -1,24 +1,46 @@
-"""/v1/services: the model services of all nodes. Read from the nodes' pages, so every replica gives the same answer."""
+"""/v1/services: the model services of all nodes, read from the nodes' pages, and their declaration over REST.
+
+Declarations are stored in Valkey, and each GPU manager applies them at its heartbeat. So every replica gives the same
+answer, and no restart loses one. There are no keys yet, so any caller may declare: a reference to an entry of an
+operator's file everywhere, a whole entry only where an operator allows commands. The manager checks that once more.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
-import msgspec
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request, Response
 
+from services.proxy.http.openapi.schemas import ref
+from services.proxy.http.service_views import service_views
 from services.proxy.state import CurrentState, ProxyState
-from shared.api.model_services import EngineView, ModelServiceList, ModelServiceView
-from shared.bus.model_services import read_pages
-from shared.messages.model_services import EngineState, ServingPage
+from shared.api.model_services import ModelServiceList, ModelServiceView
+from shared.bus.model_services import declare_service, read_declared, read_pages
+from shared.messages.model_services import ServingPage
+from shared.model_services.entries import MOST_SERVICES
+from shared.model_services.references import (
+    MOST_BODY,
+    Declaration,
+    ServiceReference,
+    check_reference,
+    read_declaration,
+)
 from shared.runtime.app import problem_responses
-from shared.runtime.errors import NotFound
+from shared.runtime.errors import BadRequest, Conflict, NotFound, TooLarge
 from shared.runtime.patterns import NAME
 
 router = APIRouter(prefix="/v1/services", tags=["services"])
 
 ServiceName = Annotated[str, Path(pattern=NAME, description="Name of the model service, as in `service` of actions.")]
-_HOW: Final = "declare it in the file GPU_MANAGER_SERVICES of a GPU manager"
+MOST_LISTED: Final = 16
+"""Names of entries in a message."""
+_HOW: Final = "declare it in the file GPU_MANAGER_SERVICES of a GPU manager, or with PUT /v1/services/NAME"
+_FILE: Final = "GPU_MANAGER_SERVICES"
+_BODY: Final[dict[str, Any]] = {
+    "required": True,
+    "content": {"application/json": {"schema": ref("ServiceDeclaration")}},
+}
 
 
 @router.get("", summary="All model services", responses=problem_responses(422, 503))
@@ -36,29 +58,90 @@ async def get_service(service: ServiceName, proxy: CurrentState) -> ModelService
     raise NotFound("model service", service, _HOW)
 
 
-async def _services(proxy: ProxyState) -> list[ModelServiceView]:
+@router.put(
+    "/{service}",
+    summary="Declare or change a model service",
+    responses=problem_responses(403, 404, 409, 413, 422, 503),
+    openapi_extra={"requestBody": _BODY, "x-codegen-request-body-name": "body"},
+)
+async def put_service(service: ServiceName, request: Request, proxy: CurrentState) -> ModelServiceView:
+    """A body with `entry` refers to an entry of the file of a GPU manager: under the entry's name it changes that
+    entry, under another name it makes a second service of its command and model. A whole entry has commands, so it
+    needs `GPU_MANAGER_ALLOW_COMMANDS=true` at a GPU manager. Each node applies the change at its next heartbeat: it
+    drains and stops engines of a changed entry, and calls that wait go to the new ones.
+    """
+    body = await request.body()
+    if len(body) > MOST_BODY:
+        raise TooLarge(limit_bytes=MOST_BODY)
     pages = await read_pages(proxy.redis, proxy.clock.unix())
-    names = sorted({name for page in pages for name in page.services})
-    return [_view(name, [page for page in pages if name in page.services]) for name in names]
+    declaration = read_declaration(body, allow_commands=any(page.allows_commands for page in pages))
+    _check_name(service, declaration, pages)
+    if declaration.reference is not None:
+        _check_reference(service, declaration.reference, pages)
+    known = {*(await read_declared(proxy.redis)).services, *(name for page in pages for name in page.file)}
+    full = f"there are {MOST_SERVICES} model services, which is the most; delete one with DELETE /v1/services/NAME"
+    if service not in known and len(known) >= MOST_SERVICES:
+        raise BadRequest(what=full)
+    if not await declare_service(proxy.redis, service, declaration, most=MOST_SERVICES):
+        raise BadRequest(what=full)
+    return await get_service(service, proxy)
 
 
-def _view(name: str, pages: list[ServingPage]) -> ModelServiceView:
-    """Return a service as the first of its nodes declares it."""
-    offer = pages[0].services[name]
-    return ModelServiceView(
-        name=name,
-        backend=offer.backend,
-        api=offer.api,
-        model=offer.model,
-        degrees=offer.degrees,
-        concurrency=offer.concurrency,
-        awake_gb=offer.awake_gb,
-        nodes=[page.node for page in pages],
-        engines=[_engine(page.node, one) for page in pages for one in page.engines if one.service == name],
+@router.delete(
+    "/{service}", status_code=204, summary="Remove a declaration over REST", responses=problem_responses(409, 422, 503)
+)
+async def delete_service(service: ServiceName, proxy: CurrentState) -> Response:
+    """Nodes drain and stop its engines; work that waits for it is stuck until it is declared again. A changed entry of
+    a file is again as the file has it.
+    """
+    if not await declare_service(proxy.redis, service, None, most=MOST_SERVICES):
+        for page in await read_pages(proxy.redis, proxy.clock.unix()):
+            if service in page.file:
+                what = f"{service} is an entry of the file {_FILE} of the node {page.node}; remove it there"
+                raise Conflict(what=what)
+    return Response(status_code=204)
+
+
+def _check_name(service: str, declaration: Declaration, pages: Sequence[ServingPage]) -> None:
+    """Check that a name of a file is used for its own entry alone.
+
+    Raises:
+        Conflict: it would be used for another one.
+    """
+    reference = declaration.reference
+    if reference is not None and reference.entry == service:
+        return
+    for page in pages:
+        if service in page.file:
+            raise Conflict(
+                what=f"{service} is an entry of the file GPU_MANAGER_SERVICES of the node {page.node}; change it with "
+                f'{{"entry": "{service}", "concurrency": 2}}, or declare the service by another name'
+            )
+
+
+def _check_reference(service: str, reference: ServiceReference, pages: Sequence[ServingPage]) -> None:
+    """Check that a node can use a reference.
+
+    Raises:
+        BadRequest: none can.
+    """
+    problem = ""
+    for page in pages:
+        if (entry := page.file.get(reference.entry)) is not None:
+            try:
+                check_reference(service, reference, entry)
+            except ValueError as error:
+                problem = problem or str(error)
+            else:
+                return
+    names = sorted({name for page in pages for name in page.file})
+    listed = ", ".join(names[:MOST_LISTED]) or "none"
+    raise BadRequest(
+        what=problem
+        or f"entry: {reference.entry!r} is in no file GPU_MANAGER_SERVICES of a running GPU manager; the entries are "
+        f"{listed}"
     )
 
 
-def _engine(node: str, one: EngineState) -> EngineView:
-    fields = msgspec.structs.asdict(one)
-    del fields["service"]
-    return EngineView(node=node, **fields)
+async def _services(proxy: ProxyState) -> list[ModelServiceView]:
+    return service_views(await read_pages(proxy.redis, proxy.clock.unix()), await read_declared(proxy.redis))

@@ -42,8 +42,23 @@ local function mesh_identity(keys, args)
   return redis.call('GET', keys[1])
 end
 
+-- declare_service(serving:declared, serving:changes; name, declaration or '', most) -> number of the change; 0: there
+--   are `most` declared services. A value is the number of its change, a space, and the declaration.
+local function declare_service(keys, args)
+  if args[2] == '' then
+    if redis.call('HDEL', keys[1], args[1]) == 0 then return 0 end
+    return redis.call('INCR', keys[2])
+  end
+  local known = redis.call('HEXISTS', keys[1], args[1]) == 1
+  if not known and redis.call('HLEN', keys[1]) >= tonumber(args[3]) then return 0 end
+  local change = redis.call('INCR', keys[2])
+  redis.call('HSET', keys[1], args[1], change .. ' ' .. args[2])
+  return change
+end
+
 register_allowed_when_full('publish_backlog_v3', publish_backlog)
 register_allowed_when_full('publish_reasons_v1', publish_reasons)
 register_allowed_when_full('publish_v2', publish)
 register_allowed_when_full('id_key_v2', id_key)
 register_allowed_when_full('mesh_identity_v2', mesh_identity)
+register('declare_service_v1', declare_service)

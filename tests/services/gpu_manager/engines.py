@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from services.gpu_manager.engine_calls import Api, EngineAddress, EngineAttempt
+from services.gpu_manager.engine_calls import EngineAddress, EngineAttempt
 from services.gpu_manager.model_calls import perform
+from shared.model_services.entries import Api
 from shared.policy.model.results import AttemptResult
 from shared.runtime.http_streams import open_streams
 

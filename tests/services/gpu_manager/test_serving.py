@@ -24,10 +24,11 @@ from services.gpu_manager.backends.protocol import (
 from services.gpu_manager.devices import GIB, DescribedMemory, GpuDevice
 from services.gpu_manager.executor import GpuExecutor
 from services.gpu_manager.kinds import GPUS
-from services.gpu_manager.service_entries import ServiceEntry, WrongEntries, read_entries
+from services.gpu_manager.service_entries import WrongEntries
 from services.gpu_manager.serving import NotServed, Serving
 from services.gpu_manager.specs import check_devices, given_engines, spec_of
 from shared.messages.grants import Granted
+from shared.model_services.entries import ServiceEntry, read_entries
 from shared.policy.model.chunks import Chunk
 from shared.policy.model.results import AttemptResult
 from shared.policy.serving.config import ServingConfig
@@ -39,6 +40,7 @@ from shared.policy.serving.node_serving import NodeServing
 from shared.runtime.clock import SYSTEM_CLOCK
 from shared.runtime.http_streams import open_streams
 from tests.services.gpu_manager.engines import running_engine
+from tests.shared.bus.soon import soon
 
 ENTRY = {
     "backend": "process", "model": "m", "command": ["x", "{port}"], "memory_gb": {"awake": 16},
@@ -390,3 +392,35 @@ async def test_an_error_of_the_system_fails_one_engine_and_not_the_node(node: No
     with pytest.raises(NotServed, match="Too many open files"):
         await _use(node, "h1", "a")
     await _use(node, "h2", "b")
+
+
+# ---- changes of services ---------------------------------------------------------------------------------------------
+
+
+async def test_a_holder_keeps_the_model_of_its_engine_while_its_service_is_changed(node: Node) -> None:
+    instance = InstanceId("a", Chunk(0, 1))
+    changed = msgspec.structs.replace(node.serving.entries["a"], model="other")
+    async with node.using("1", "a"):
+        node.serving.set_service("a", changed, spec_of("a", changed))
+        assert node.serving.address(instance).model == "m", "its engine is the old one"
+        waiting = asyncio.create_task(node.using("2", "a").__aenter__())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+    await waiting
+    assert node.serving.address(instance).model == "other"
+    assert (node.backends["a"].steps["stop"], node.backends["a"].steps["prepare"]) == (1, 2)
+
+
+async def test_nothing_of_a_removed_service_is_kept(node: Node) -> None:
+    async with node.using("1", "a"):
+        node.serving.remove_service("a")
+        assert set(node.serving.declared) == {"b"}
+        assert set(node.serving.entries) == {"a", "b"}, "its engine is still in use"
+
+    async def forgotten() -> bool:
+        return set(node.serving.entries) == {"b"}
+
+    await soon(forgotten)
+    node.serving.remove_service("b")
+    assert node.serving.entries == {}
+    node.serving.remove_service("unknown")

@@ -39,8 +39,8 @@ ALONE = {
     "trajectories:due", "trajectories:ended", "placements", "backlog", "backlog:reasons", "kept", "kept:batches",
     "unarchived", "unarchived:actions", "archived", "expiring", "ids", "mesh", "schema", "hellos", "hellos:at",
     "generations", "suspects", "tenants", "tenants:changes", "quotas", "quotas:holds", "quotas:levels", "quotas:brakes",
-    "quotas:estimates", "quota-changes", "leases:due", "leases:fences", "serving", "workers", "workers:views",
-    "router:pins", "routers", "routing",
+    "quotas:estimates", "quota-changes", "leases:due", "leases:fences", "serving",
+    "serving:declared", "serving:changes", "workers", "workers:views", "router:pins", "routers", "routing",
 }  # fmt: skip
 GROUPS = {
     "batch_group": ("batch:A", "results:A", "archived:A", "environments:A"),

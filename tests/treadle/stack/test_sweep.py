@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_a_recorded_service_and_its_children_are_ended(leftover: subprocess.Pope
     leader, child = identify(leftover.pid), identify(int(leftover.stdout.readline()))
     assert leader is not None
     assert child is not None
-    assert sweep(state_of(leader)) == sorted([leader.pid, child.pid])
+    assert sweep(state_of(leader), Path("/nonexistent")) == sorted([leader.pid, child.pid])
     assert not leader.alive()
     assert not child.alive()
 
@@ -41,7 +42,7 @@ def test_children_are_ended_even_when_the_service_is_gone(leftover: subprocess.P
     assert child is not None
     leftover.kill()
     leftover.wait(10)
-    assert sweep(state_of(leader)) == [child.pid]
+    assert sweep(state_of(leader), Path("/nonexistent")) == [child.pid]
     assert not child.alive()
 
 
@@ -50,7 +51,7 @@ def test_another_process_with_a_recorded_pid_is_not_killed(leftover: subprocess.
     leader, child = identify(leftover.pid), identify(int(leftover.stdout.readline()))
     assert leader is not None
     assert child is not None
-    assert sweep(state_of(Identity(leader.pid, leader.started - 1))) == []
+    assert sweep(state_of(Identity(leader.pid, leader.started - 1)), Path("/nonexistent")) == []
     assert leader.alive()
     assert child.alive()
-    sweep(state_of(leader))
+    sweep(state_of(leader), Path("/nonexistent"))

@@ -13,6 +13,7 @@ from services.proxy.http.openapi.examples import BODIES, VALUES
 from services.proxy.http.openapi.hot import hot_paths, hot_schemas
 from services.proxy.http.openapi.kinds import kind_schemas, write_costs
 from services.proxy.http.openapi.leases import lease_paths, lease_schemas
+from services.proxy.http.openapi.model_services import model_service_schemas
 from services.proxy.http.openapi.parts import REASONS
 from services.proxy.http.openapi.retrieval import retrieval_paths, retrieval_schemas
 from services.proxy.http.openapi.schemas import Schema, ref, repair
@@ -63,6 +64,7 @@ def _whole(document: dict[str, Any], max_wait_s: float) -> dict[str, Any]:
     }
     schemas: dict[str, Schema] = document["components"]["schemas"]
     schemas |= hot_schemas() | lease_schemas() | retrieval_schemas() | trajectory_schemas()
+    schemas |= model_service_schemas()
     for replaced in ("AnyOf", "Amdahl", "Power"):
         schemas.pop(replaced)
     schemas |= kind_schemas()

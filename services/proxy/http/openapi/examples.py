@@ -64,6 +64,16 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         "tokens a minute": {"rates": [{"limit": 200000, "period_s": 60, "unit": "tokens"}]},
         "a budget": {"rates": [{"limit": 50, "unit": "usd"}]},
     },
+    "put_service": {
+        "a second service of an entry": {"entry": "judge-a", "concurrency": 8, "priority": 1},
+        "a whole entry": {
+            "backend": "vllm",
+            "model": "Qwen/Qwen3-8B",
+            "command": ["vllm", "serve", "{model}", "--port", "{port}", "--enable-sleep-mode"],
+            "memory_gb": {"awake": 70, "asleep": 2},
+            "canary": {"prompt": "2+2=", "expect": "4"},
+        },
+    },
     "acquire": {
         "one call": {"quotas": {"search": 1}, "wait_s": 20, "ttl_s": 20},
         "a call and its tokens": {"quotas": {"judge": 1, "judge-tokens": 800}},

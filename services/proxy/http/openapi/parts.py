@@ -23,6 +23,7 @@ ID = {
 }
 
 REASONS = {
+    403: "The operator's settings do not allow it",
     404: "Nothing of this name exists",
     409: "The request contradicts an earlier accepted one",
     413: "The body is too large",

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from services.gpu_manager.backends.engine_folders import EngineFolders
 from services.gpu_manager.backends.engine_server import EngineServer, EngineSettings
 from services.gpu_manager.backends.launching import EngineLaunch, Ports
 from services.gpu_manager.backends.process import ProcessBackend
-from services.gpu_manager.backends.protocol import Backend, EngineCanary, EngineDeadlines
+from services.gpu_manager.backends.protocol import Backend, EngineDeadlines
 from services.gpu_manager.backends.sglang import SglangBackend
 from services.gpu_manager.backends.vllm import VllmBackend
 from services.gpu_manager.devices import DeviceMemory
+from shared.model_services.entries import EngineCanary
 from shared.runtime.http import HttpClient
 
 HERE = Path(__file__).parent
@@ -44,12 +46,13 @@ class Engines:
     """Makes backends for a test, and stops their processes after it."""
 
     client: HttpClient
+    folders: EngineFolders
     ports: Ports = field(default_factory=Ports)
     memory: DeviceMemory | None = None
     servers: list[EngineServer] = field(default_factory=list)
 
     def server(self, settings: EngineSettings) -> EngineServer:
-        server = EngineServer(settings, self.client, self.ports, self.memory)
+        server = EngineServer(settings, self.client, self.ports, self.folders, self.memory)
         self.servers.append(server)
         return server
 

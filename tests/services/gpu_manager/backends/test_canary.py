@@ -12,7 +12,8 @@ from aiohttp import web
 
 from services.gpu_manager.backends.canary import send_canary
 from services.gpu_manager.backends.engine_http import EngineHttp
-from services.gpu_manager.backends.protocol import EngineCanary, EngineError, WrongAnswer
+from services.gpu_manager.backends.protocol import EngineError, WrongAnswer
+from shared.model_services.entries import EngineCanary
 from tests.services.gpu_manager.backends.engines import Engines
 
 

@@ -6,16 +6,18 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from services.gpu_manager.backends import launching
-from services.gpu_manager.backends.launching import EngineLaunch, EngineProcess, Ports
+from services.gpu_manager.backends import engine_guard, engine_process, launching
+from services.gpu_manager.backends.engine_folders import EngineFolders
+from services.gpu_manager.backends.engine_process import EngineProcess
+from services.gpu_manager.backends.launching import EngineLaunch, Ports
 from services.gpu_manager.backends.protocol import EngineError
 from tests.services.gpu_manager.backends.engines import until
 
@@ -29,11 +31,16 @@ def python(program: str, *arguments: str, env: dict[str, str] | None = None) -> 
 
 @asynccontextmanager
 async def running(launch: EngineLaunch, port: int = 1234) -> AsyncIterator[EngineProcess]:
-    process = EngineProcess(launch, port)
-    try:
-        yield process
-    finally:
-        await process.stop(0.0, KILL_S)
+    with TemporaryDirectory() as root:
+        process = await started(launch, EngineFolders(Path(root)), port)
+        try:
+            yield process
+        finally:
+            await process.stop(0.0, KILL_S)
+
+
+async def started(launch: EngineLaunch, folders: EngineFolders, port: int = 1234) -> EngineProcess:
+    return await EngineProcess.start(launch, port, folders.add("judge", 2, 2, port, "digest"))
 
 
 def runs(pid: int) -> bool:
@@ -106,17 +113,18 @@ async def test_only_the_last_output_is_kept() -> None:
     async with running(python(program)) as process:
         await process.ended()
         await until(lambda: process.tail().endswith("last\n"))
-        assert len(process.tail()) == launching.TAIL_BYTES
+        assert len(process.tail()) == engine_guard.TAIL_BYTES
         assert "first" not in process.tail()
-        assert len(process.end_reason()) < launching.SHOWN_CHARS + 200
+        assert len(process.end_reason()) < engine_process.SHOWN_CHARS + 200
 
 
 @pytest.mark.parametrize("command", [("/no/such/engine",), ("/etc/passwd",), ("a\0b",)])
-async def test_a_command_that_cannot_be_executed_is_an_error(command: tuple[str, ...]) -> None:
+async def test_a_command_that_cannot_be_executed_is_an_error(command: tuple[str, ...], tmp_path: Path) -> None:
     before = descriptors()
     with pytest.raises(EngineError, match=r"cannot be executed .*; correct `command`"):
-        EngineProcess(EngineLaunch(command, "judge", (0,)), 1234)
+        await started(EngineLaunch(command, "judge", (0,)), EngineFolders(tmp_path))
     assert descriptors() == before
+    assert not EngineFolders(tmp_path).found(), "it has no record"
 
 
 async def test_stop_lets_it_end_by_itself() -> None:
@@ -174,7 +182,7 @@ async def test_stop_kills_children_of_children(how: str, dies: bool) -> None:
         if dies:
             os.kill(process.pid, signal.SIGKILL)
             await process.ended()
-            assert all(runs(pid) for pid in pids), "only its first process has died"
+            await until(lambda: not any(runs(pid) for pid in pids))  # its guard kills what it left
         await process.stop(0.2, KILL_S)
         assert not any(runs(pid) for pid in pids)
         assert not process.processes()
@@ -200,30 +208,24 @@ async def test_a_cancelled_stop_can_be_repeated() -> None:
         assert not process.is_running
 
 
-MANAGER = """
-import asyncio, sys
-from services.gpu_manager.backends.launching import EngineProcess, EngineLaunch
-async def main():
-    code = "import os, subprocess, time; print(os.getpid(), subprocess.Popen(['sleep', '60']).pid); time.sleep(60)"
-    process = EngineProcess(EngineLaunch((sys.executable, "-u", "-c", code), "judge", (0,)), 1234)
-    while not process.tail().endswith("\\n"):
-        await asyncio.sleep(0.01)
-    print(process.tail(), flush=True)
-    await asyncio.sleep(60)
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_an_engine_and_its_children_end_with_a_killed_manager(number: signal.Signals) -> None:
-    manager = await asyncio.create_subprocess_exec(sys.executable, "-c", MANAGER, cwd=ROOT, stdout=subprocess.PIPE)
-    assert manager.stdout is not None
-    pids = [int(pid) for pid in (await manager.stdout.readline()).split()]
-    assert len(pids) == 2
-    assert all(runs(pid) for pid in pids)
-    manager.send_signal(number)
-    await manager.wait()
-    await until(lambda: not any(runs(pid) for pid in pids))
+def test_an_engine_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    kept = {
+        "PATH": "/bin", "HOME": "/root", "LANG": "C", "LC_ALL": "C", "TMPDIR": "/tmp", "LD_LIBRARY_PATH": "/cuda",
+        "CUDA_HOME": "/cuda", "NVIDIA_VISIBLE_DEVICES": "all", "HF_HOME": "/hf", "PYTHONPATH": "/p",
+        "VIRTUAL_ENV": "/venv", "VLLM_USE_V1": "1", "SGLANG_X": "1", "TREADLE_SERVICE": "gpu_manager",
+    }  # fmt: skip
+    secret = {
+        "TREADLE_REDIS_URL": "redis://:secret@host", "TREADLE_DATABASE_URL": "postgresql://u:secret@host/db",
+        "GPU_MANAGER_ENGINE_KEY": "secret", "AWS_SECRET_ACCESS_KEY": "secret", "HTTPS_PROXY": "http://u:secret@proxy",
+        "OPENAI_API_KEY": "secret",
+    }  # fmt: skip
+    for name, value in (kept | secret).items():
+        monkeypatch.setenv(name, value)
+    chunk = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,3"}
+    launch = EngineLaunch(("x",), "judge", (2, 3), {"OPENAI_API_KEY": "its own"})
+    assert launch.environment(8001) == kept | chunk | {"OPENAI_API_KEY": "its own"}
 
 
 async def test_nothing_is_left_open_after_many_starts() -> None:

@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from services.gpu_manager.backends.engine_folders import EngineFolders
 from services.gpu_manager.backends.engine_http import open_engines
 from services.gpu_manager.backends.protocol import (
     Backend,
-    EngineCanary,
     EngineError,
     EngineGone,
     Level,
@@ -25,6 +25,7 @@ from services.gpu_manager.backends.protocol import (
     WrongAnswer,
 )
 from services.gpu_manager.backends.torch import TorchBackend
+from shared.model_services.entries import EngineCanary
 from tests.services.gpu_manager.backends.engines import Engines
 from tests.services.gpu_manager.torch_server.models import write_encoder
 from tests.services.gpu_manager.torch_server.server import RunningServer, running_server
@@ -33,9 +34,9 @@ SCORE = {"inputs": ["w1 w2 w3"]}
 
 
 @pytest.fixture
-async def engines() -> AsyncIterator[Engines]:
+async def engines(tmp_path: Path) -> AsyncIterator[Engines]:
     async with open_engines() as client:
-        engines = Engines(client)
+        engines = Engines(client, EngineFolders(tmp_path / "engines"))
         try:
             yield engines
         finally:

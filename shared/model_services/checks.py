@@ -13,7 +13,7 @@ from shared.kinds.places import PLACE
 from shared.runtime.errors import SHOWN_CHARS
 
 if TYPE_CHECKING:
-    from services.gpu_manager.service_entries import ServiceEntry
+    from shared.model_services.entries import ServiceEntry
 
 DEGREES: Final = (1, 2, 4, 8)
 PLACES: Final = ("port", "devices", "degree", "model")

@@ -1,0 +1,69 @@
+"""Views of model services: nodes' pages, and what REST has declared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from shared.api.model_services import EngineView, EntryView, ModelServiceView, ServiceProblem
+from shared.bus.model_services import Declared, DeclaredSet
+from shared.messages.model_services import EngineState, ServiceOffer, ServingPage, ShownEntry
+from shared.model_services.shown import shown
+
+
+def service_views(pages: Sequence[ServingPage], declared: DeclaredSet) -> list[ModelServiceView]:
+    """Return all services by name: those that nodes use, and those that REST declares. O(services * nodes)."""
+    names = {name for page in pages for name in page.services} | declared.services.keys()
+    return [_view(name, pages, declared.services.get(name)) for name in sorted(names)]
+
+
+def _view(name: str, pages: Sequence[ServingPage], declared: Declared | None) -> ModelServiceView:
+    """Return a service as the first node uses it that has applied its declaration."""
+    users = [page for page in pages if name in page.services]
+    source = "file" if declared is None else "rest"
+    first = min(users, key=lambda page: page.services[name].source != source, default=None)
+    offer = None if first is None else first.services[name]
+    entry = _entry(offer, declared)
+    declaration = None if declared is None else declared.declaration
+    reference = None if declaration is None else declaration.reference
+    return ModelServiceView(
+        name=name,
+        source=source,
+        refers_to="" if reference is None else reference.entry,
+        entry=None if entry is None else EntryView(**msgspec.structs.asdict(entry)),
+        backend=offer.backend if offer else entry.backend if entry else "",
+        api=offer.api if offer else entry.api if entry else "",
+        model=offer.model if offer else entry.model if entry else "",
+        degrees=offer.degrees if offer else entry.degrees if entry else [],
+        concurrency=offer.concurrency if offer else entry.concurrency if entry else 0,
+        awake_gb=offer.awake_gb if offer else entry.memory_gb["awake"] if entry else 0.0,
+        nodes=[page.node for page in users],
+        pending=[page.node for page in pages if _is_pending(name, page, declared)],
+        problems=[ServiceProblem(node=page.node, why=page.problems[name]) for page in pages if name in page.problems],
+        engines=list(_engines(name, users)),
+    )
+
+
+def _entry(offer: ServiceOffer | None, declared: Declared | None) -> ShownEntry | None:
+    if offer is not None:
+        return offer.shown
+    whole = None if declared is None or declared.declaration is None else declared.declaration.whole
+    return None if whole is None else shown(whole, with_commands=False)
+
+
+def _is_pending(name: str, page: ServingPage, declared: Declared | None) -> bool:
+    """Return whether a node has not applied the last change of a service."""
+    if declared is not None:
+        return page.change < declared.change
+    return name in page.services and page.services[name].source == "rest"
+
+
+def _engines(name: str, users: Iterable[ServingPage]) -> Iterable[EngineView]:
+    return (_engine(page.node, one) for page in users for one in page.engines if one.service == name)
+
+
+def _engine(node: str, one: EngineState) -> EngineView:
+    fields = msgspec.structs.asdict(one)
+    del fields["service"]
+    return EngineView(node=node, **fields)

@@ -1,0 +1,144 @@
+"""/v1/services: declarations are checked by what nodes report, stored, shown and removed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from services.proxy.app import create_app
+from services.proxy.settings import ProxySettings
+from shared.bus.model_services import declare_service, publish_page, read_declared
+from shared.messages.model_services import ServiceOffer, ServingPage
+from shared.model_services.entries import MOST_SERVICES, read_entries
+from shared.model_services.references import MOST_BODY, Declaration, ServiceReference, facts_of
+from shared.model_services.shown import shown
+from tests.services.proxy.in_process import serving
+from tests.shared.model_services.test_entries import JUDGE, entry
+from tests.shared.model_services.test_references import ATTACKS, ENV
+
+FILE = read_entries(msgspec.json.encode({"judge-a": entry(env=ENV), "wide": entry(degrees=[1, 2])}))
+
+
+@pytest.fixture
+async def http(redis_url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    settings = ProxySettings.model_validate({"treadle": {"redis_url": redis_url}})
+    async with serving(create_app(settings)) as url, aiohttp.ClientSession(url) as session:
+        yield session
+
+
+async def ask(http: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
+    async with http.request(method, f"/v1/services{path}", data=data) as reply:
+        content = await reply.read()
+        return reply.status, msgspec.json.decode(content) if content else None
+
+
+async def publish(redis: Redis, node: str = "gpu-1", *, allow: bool = False, **fields: Any) -> None:
+    services = {
+        name: ServiceOffer(backend=one.backend, api=one.api, model=one.model, degrees=one.degrees,
+                           concurrency=one.concurrency, awake_gb=16, shown=shown(one, with_commands=allow))
+        for name, one in FILE.items()
+    }  # fmt: skip
+    page = ServingPage(
+        node=node, incarnation="1", at=time.time(), services=services, engines=[], gpus=[],
+        file={name: facts_of(one) for name, one in FILE.items()}, allows_commands=allow, **fields,
+    )  # fmt: skip
+    await publish_page(redis, page)
+
+
+async def test_a_reference_is_stored_and_shown(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await publish(valkey)
+    status, view = await ask(http, "PUT", "/second", {"entry": "judge-a", "concurrency": 3})
+    assert status == 200, view
+    assert (view["source"], view["refers_to"], view["nodes"], view["pending"]) == ("rest", "judge-a", [], ["gpu-1"])
+    stored = await read_declared(valkey)
+    assert stored.services["second"].declaration == Declaration(
+        reference=ServiceReference(entry="judge-a", concurrency=3)
+    )
+    await publish(valkey, change=stored.change, problems={"second": "there is no program"})
+    _, view = await ask(http, "GET", "/second")
+    assert (view["pending"], view["problems"]) == ([], [{"node": "gpu-1", "why": "there is no program"}])
+    _, every = await ask(http, "GET", "")
+    assert [(one["name"], one["source"]) for one in every["services"]] == [
+        ("judge-a", "file"), ("second", "rest"), ("wide", "file"),
+    ]  # fmt: skip
+
+
+async def test_values_of_environments_and_commands_are_not_shown(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await publish(valkey)
+    _, view = await ask(http, "GET", "/judge-a")
+    assert (view["entry"]["env"], view["entry"]["command"]) == (sorted(ENV), {})
+    assert "secret" not in str(view)
+    await publish(valkey, allow=True)
+    _, view = await ask(http, "GET", "/judge-a")
+    assert view["entry"]["command"] == {"1": JUDGE["command"]}
+    assert "secret" not in str(view)
+
+
+async def test_a_whole_entry_needs_a_node_that_allows_it(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    status, problem = await ask(http, "PUT", "/mine", JUDGE)
+    assert (status, problem["type"].rpartition("/")[2]) == (403, "forbidden")
+    await publish(valkey)
+    status, problem = await ask(http, "PUT", "/mine", JUDGE)
+    assert status == 403
+    assert "GPU_MANAGER_ALLOW_COMMANDS=true" in problem["detail"]
+    assert not (await read_declared(valkey)).services
+    await publish(valkey, "gpu-2", allow=True)
+    status, view = await ask(http, "PUT", "/mine", entry(env=ENV))
+    assert (status, view["source"], view["model"]) == (200, "rest", "judge-a")
+    assert (view["entry"]["command"], view["entry"]["env"]) == ({}, sorted(ENV)), "no node has confirmed its permission"
+    status, problem = await ask(http, "PUT", "/mine", entry(memory_gb=None))
+    assert (status, "memory_gb" in problem["detail"]) == (422, True)
+
+
+@pytest.mark.parametrize("body", ATTACKS, ids=range(len(ATTACKS)))
+async def test_no_attack_is_stored(http: aiohttp.ClientSession, valkey: Redis, body: Any) -> None:
+    await publish(valkey)
+    raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    status, problem = await ask(http, "PUT", "/judge-a", raw)
+    assert status in (403, 409, 422), problem
+    assert problem["detail"]
+    assert not (await read_declared(valkey)).services
+
+
+async def test_names_of_a_file_keep_their_entry(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await publish(valkey, allow=True)
+    for body in ({"entry": "wide"}, JUDGE):
+        status, problem = await ask(http, "PUT", "/judge-a", body)
+        assert (status, "file GPU_MANAGER_SERVICES of the node gpu-1" in problem["detail"]) == (409, True)
+    status, problem = await ask(http, "PUT", "/x", {"entry": "nobody"})
+    assert (status, "the entries are judge-a, wide" in problem["detail"]) == (422, True)
+    status, problem = await ask(http, "PUT", "/x", {"entry": "judge-a", "degrees": [2]})
+    assert (status, problem["detail"].startswith("degrees: [2] should be")) == (422, True)
+
+
+async def test_a_declaration_is_removed_and_an_entry_of_a_file_is_not(
+    http: aiohttp.ClientSession, valkey: Redis
+) -> None:
+    await publish(valkey)
+    await ask(http, "PUT", "/judge-a", {"entry": "judge-a", "priority": 3})
+    assert (await ask(http, "DELETE", "/judge-a"))[0] == 204
+    status, problem = await ask(http, "DELETE", "/judge-a")
+    assert (status, "remove it there" in problem["detail"]) == (409, True)
+    assert (await ask(http, "DELETE", "/nobody"))[0] == 204
+    assert (await ask(http, "GET", "/nobody"))[0] == 404
+
+
+async def test_bodies_and_their_number_are_bounded(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await publish(valkey)
+    assert (await ask(http, "PUT", "/x", b" " * MOST_BODY + b'{"entry": "judge-a"}'))[0] == 413
+    one = Declaration(reference=ServiceReference(entry="judge-a"))
+    for number in range(MOST_SERVICES - 2):
+        assert await declare_service(valkey, f"s{number}", one, most=MOST_SERVICES)
+    status, problem = await ask(http, "PUT", "/x", {"entry": "judge-a"})
+    assert (status, "there are 256 model services" in problem["detail"]) == (422, True)
+    assert (await ask(http, "PUT", "/s7", {"entry": "judge-a", "priority": 1}))[0] == 200, "it exists already"
+    for name in ("y", "z"):
+        assert await declare_service(valkey, name, one, most=MOST_SERVICES)
+    assert await declare_service(valkey, "w", one, most=MOST_SERVICES) == 0, "the store has the bound itself"

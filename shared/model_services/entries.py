@@ -19,7 +19,7 @@ import msgspec
 from shared.messages.environments import Value, Variable
 from shared.model_services.checks import check_entry
 from shared.runtime.errors import SHOWN_CHARS
-from shared.runtime.patterns import is_name
+from shared.runtime.patterns import PATH, is_name
 from shared.runtime.validation import UNREADABLE, explain
 
 MOST_SERVICES: Final = 256
@@ -108,7 +108,7 @@ class ServiceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Base address of an engine that runs already, or degree -> address. Its GPUs begin at `first_gpu`."""
     first_gpu: FirstGpu | dict[int, FirstGpu] | None = None
     """With `url`: number of the engine's first GPU, or degree -> number. It is a multiple of the degree."""
-    health: Annotated[str, msgspec.Meta(pattern="^/", max_length=256)] = "/health"
+    health: Annotated[str, msgspec.Meta(pattern=PATH, max_length=256)] = "/health"
     """Path that answers 200 when a started engine serves."""
     degrees: Degrees = msgspec.field(default_factory=lambda: [1])
     """Degrees of parallelism: numbers of GPUs that one engine may use."""

@@ -21,6 +21,7 @@ HEADER: Final = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$"
 CONTENT_TYPE: Final = r"^[A-Za-z0-9!#$&^_.+/;= -]{1,128}$"
 POINTER: Final = r"^(/.*)?$"
 FIELD: Final = r"^[a-z_]{1,64}$"
+PATH: Final = "^/"
 STATUS_RANGE: Final = r"^[1-5][0-9][0-9]-[1-5][0-9][0-9]$"
 
 WORDS: Final = {
@@ -36,6 +37,7 @@ WORDS: Final = {
     CONTENT_TYPE: "a media type such as application/json, of at most 128 characters",
     POINTER: "a JSON pointer such as /choices/0/text, or empty",
     FIELD: "1 to 64 small letters and '_': the name of a field",
+    PATH: "a path, beginning with '/'",
     STATUS_RANGE: "two statuses such as 500-599",
 }
 """Pattern -> what it allows."""

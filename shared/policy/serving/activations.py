@@ -12,6 +12,7 @@ its GPUs and waits again: two activations never wait for each other (tests/.../m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
 from shared.policy.serving.engine_steps import EngineSteps
@@ -144,8 +145,11 @@ class Activations:
         needs = [state.used_gb(gpu) + more - state.memory.device_gb[gpu] for gpu in one.id.chunk.gpus]
         if all(need <= ROUNDING for need in needs):
             return EvictionPlan(())
-        candidates = self._candidates(one, now, overdue=one.overdue(now, state.config.max_wait_s))
-        victims = choose_victims(needs, candidates)
+        idle = self._idle(one, now, overdue=one.overdue(now, state.config.max_wait_s))
+        awake = [other for other in idle if other.place == "awake"]
+        victims = choose_victims(needs, self._candidates(awake, one))
+        if victims is None:  # sleepers are given up last, so all of them are spared if the others are enough
+            victims = choose_victims(needs, self._candidates(idle, one))
         if victims is None:
             return None
         free_gb = state.host_free_gb()
@@ -156,7 +160,7 @@ class Activations:
             plan = choose_levels(needs, victims, free_gb, sleepers)
         return plan
 
-    def _candidates(self, one: EngineInstance, now: float, *, overdue: bool) -> list[Candidate]:
+    def _idle(self, one: EngineInstance, now: float, *, overdue: bool) -> list[EngineInstance]:
         """Idle instances on the GPUs in the order in which they are given up: awake ones by priority and LRU, and then
         sleepers, which free little and whose load costs much.
         """
@@ -165,6 +169,9 @@ class Activations:
         busy: dict[int, bool] = {}
         idle = [other for other in near if self._free(other, one, busy)]
         idle.sort(key=lambda other: (other.place != "awake", -other.spec.priority, other.used_s, other.id))
+        return idle
+
+    def _candidates(self, idle: Iterable[EngineInstance], one: EngineInstance) -> list[Candidate]:
         return [Candidate(other.id, tuple(self._options(other, one))) for other in idle]
 
     def _free(self, other: EngineInstance, one: EngineInstance, busy: dict[int, bool]) -> bool:
@@ -249,13 +256,13 @@ class Activations:
         """Evict the next LRU instance and try again, once; minimum residency does not matter then."""
         if one.leaving or one.activation is None:
             return
-        candidates = self._candidates(one, now, overdue=True)
+        candidates = self._candidates(self._idle(one, now, overdue=True)[:1], one)
         what = f"its {stepped.step} ran out of memory: {stepped.reason}"
         if one.activation.oom or not candidates or not one.waiting:
             self._engines.quarantine(one, what, now)
             return
         one.activation.oom = True
-        plan = choose_levels([0.0 for _ in one.id.chunk.gpus], candidates[:1], self._state.host_free_gb())
+        plan = choose_levels([0.0 for _ in one.id.chunk.gpus], candidates, self._state.host_free_gb())
         for name, level in plan.levels:
             self._evict(one, name, level, f"room for {one.id}: {what}", now)
         if stepped.step == "load":

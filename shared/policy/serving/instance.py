@@ -130,6 +130,15 @@ class EngineInstance:
         return engine or bool(to_do)
 
     @property
+    def dormant(self) -> bool:
+        """Whether it has nothing to do, whatever changes on its GPUs: it is cold, asleep or idle."""
+        if self.waiting or self.running or self.step is not None or self.activation is not None:
+            return False
+        if self.probing or self.quarantine or self.leaving or self.stop_why or self.drain_s is not None:
+            return False
+        return self.state not in ("unknown", "running", "draining")
+
+    @property
     def exclusive(self) -> bool:
         """Whether a step is under way beside which no step on its GPUs begins: it takes memory or uses the GPU."""
         return self.step in ("load", "restore", "canary")

@@ -41,6 +41,8 @@ class NodeState:
     timers: Timers = field(default_factory=Timers)
     changed: set[int] = field(default_factory=set)
     """GPUs of instances that changed since the last turns."""
+    touched: set[InstanceId] = field(default_factory=set)
+    """These instances."""
     commands: list[Command] = field(default_factory=list)
 
     def of_service(self, name: str) -> list[EngineInstance]:
@@ -61,6 +63,7 @@ class NodeState:
 
     def touch(self, one: EngineInstance) -> None:
         """Note that an instance has changed."""
+        self.touched.add(one.id)
         for gpu in one.id.chunk.gpus:
             self.gpus[gpu][one.id] = one
             self.changed.add(gpu)

@@ -29,7 +29,8 @@ class Turns:
 
     def settle(self, now: float) -> None:
         """Do all that is possible after a change. O(A x W): A active instances on the GPUs concerned, W of which
-        wait or drain. The GPUs concerned are the changed ones, and all GPUs of engines on these.
+        wait or drain; one look at each of those that have nothing to do (`dormant`) and have not changed. The GPUs
+        concerned are the changed ones, and all GPUs of engines on these.
         """
         state = self._state
         seen: dict[InstanceId, EngineInstance] = {}
@@ -37,6 +38,7 @@ class Turns:
             active = self._concerned()
             seen |= active
             state.changed.clear()
+            state.touched.clear()
             for one in active.values():
                 self._stop(one, now)
             wanted = [one for one in active.values() if one.waiting or one.probing or one.activation is not None]
@@ -65,13 +67,19 @@ class Turns:
         state.touch(one)
 
     def _concerned(self) -> dict[InstanceId, EngineInstance]:
+        """Return the instances on the GPUs concerned that have changed or have something to do."""
         state = self._state
         gpus = set(state.changed)
         for gpu in state.changed:
             for one in state.gpus[gpu].values():
-                if one.claim != "cold" or one.step is not None or one.activation is not None:
+                if one.id.chunk.size > 1 and (
+                    one.claim != "cold" or one.step is not None or one.activation is not None
+                ):
                     gpus.update(one.id.chunk.gpus)
-        return {name: one for gpu in sorted(gpus) for name, one in state.gpus[gpu].items()}
+        near: dict[InstanceId, EngineInstance] = {}
+        for gpu in sorted(gpus):
+            near |= state.gpus[gpu]
+        return {name: one for name, one in near.items() if name in state.touched or not one.dormant}
 
     def _turn(self, one: EngineInstance, now: float) -> tuple[int, int]:
         oldest = one.oldest

@@ -116,7 +116,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"command": None, "url": "http://a/b?c=d"}, "url: 'http://a/b?c=d' is no base address"),
     ({"command": None, "url": "http://u:p@a/b"}, "url: 'http://u:p@a/b' is no base address"),
     ({"command": None, "url": "http://a b/"}, "url: 'http://a b' is no base address"),
-    ({"health": "health"}, "health: must be text that matches ^/"),
+    ({"health": "health"}, "health: must be a path, beginning with '/'"),
     ({"degrees": []}, "degrees: must have at least 1 item"),
     ({"degrees": [3]}, "degrees: [3] should be different numbers out of 1, 2, 4 and 8"),
     ({"degrees": [1, 1]}, "degrees: [1, 1] should be different numbers out of 1, 2, 4 and 8"),

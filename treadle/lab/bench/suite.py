@@ -16,6 +16,7 @@ from treadle.lab.bench.decisions import decisions
 from treadle.lab.bench.dispatch import dispatch
 from treadle.lab.bench.environments import acting, episodes, idle, overhead
 from treadle.lab.bench.figures import BenchError, BenchFigure, BenchReport, Machine, Skipped
+from treadle.lab.bench.gpu import gpus
 from treadle.lab.bench.programs import graded_programs
 from treadle.lab.bench.quota import quota_leases
 from treadle.lab.bench.rest import at_rest, history
@@ -52,6 +53,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "scaling": Measurement(scaling, "a small DistRS workload under the planner", own_only=True),
     "decisions": Measurement(decisions, "decisions on cores: 1,280 elastic actions on five nodes of 256 cores"),
     "dispatch": Measurement(dispatch, "cost of a decision by nodes, waiting actions and tenants"),
+    "gpu": Measurement(gpus, "GPUs: chunks, evictions, swaps, and judge calls through the mesh", own_only=True),
     "acting": Measurement(acting, "`true` in a live environment"),
     "episodes": Measurement(episodes, "24 environments with 50 actions each, every answer checked"),
     "overhead": Measurement(overhead, "overhead of actions in environments (ARL-Tangram, Table 1)"),

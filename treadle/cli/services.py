@@ -144,7 +144,8 @@ def _show(view: ModelServiceView, as_json: bool) -> None:
     refers = f", refers to {view.refers_to}" if view.refers_to else ""
     console.print(escape(f"declared by {view.source}{refers}"))
     if view.entry is not None:
-        console.print_json(msgspec.json.encode(view.entry).decode())
+        fields = msgspec.to_builtins(view.entry)
+        console.print_json(data={name: value for name, value in fields.items() if value not in ({}, [])})
     if view.pending:
         console.print(escape(f"not applied yet by {', '.join(view.pending)}: each does at its next heartbeat"))
     for problem in view.problems:

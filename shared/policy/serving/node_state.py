@@ -41,8 +41,8 @@ class NodeState:
     timers: Timers = field(default_factory=Timers)
     changed: set[int] = field(default_factory=set)
     """GPUs of instances that changed since the last turns."""
-    touched: set[InstanceId] = field(default_factory=set)
-    """These instances."""
+    agenda: set[InstanceId] = field(default_factory=set)
+    """Instances that have changed since then, and those that have something to do."""
     commands: list[Command] = field(default_factory=list)
 
     def of_service(self, name: str) -> list[EngineInstance]:
@@ -63,7 +63,7 @@ class NodeState:
 
     def touch(self, one: EngineInstance) -> None:
         """Note that an instance has changed."""
-        self.touched.add(one.id)
+        self.agenda.add(one.id)
         for gpu in one.id.chunk.gpus:
             self.gpus[gpu][one.id] = one
             self.changed.add(gpu)
@@ -76,6 +76,7 @@ class NodeState:
             self.gpus[gpu].pop(one.id, None)
         if one.id.service not in self.services:
             self.instances.pop(one.id, None)
+            self.agenda.discard(one.id)
             self.timers.set(one.id, inf)
             self.times.forget(one.id.service)
 

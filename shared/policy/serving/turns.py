@@ -29,8 +29,8 @@ class Turns:
 
     def settle(self, now: float) -> None:
         """Do all that is possible after a change. O(A x W): A active instances on the GPUs concerned, W of which
-        wait or drain; one look at each of those that have nothing to do (`dormant`) and have not changed. The GPUs
-        concerned are the changed ones, and all GPUs of engines on these.
+        wait or drain. Those that are not on the agenda cost one look. The GPUs concerned are the changed ones, and all
+        GPUs of engines on these.
         """
         state = self._state
         seen: dict[InstanceId, EngineInstance] = {}
@@ -38,7 +38,6 @@ class Turns:
             active = self._concerned()
             seen |= active
             state.changed.clear()
-            state.touched.clear()
             for one in active.values():
                 self._stop(one, now)
             wanted = [one for one in active.values() if one.waiting or one.probing or one.activation is not None]
@@ -49,6 +48,8 @@ class Turns:
         for one in seen.values():
             state.timers.set(one.id, self._next_s(one, now))
             state.remove_passive(one)
+            if one.dormant:
+                state.agenda.discard(one.id)
 
     def due(self, one: EngineInstance, now: float) -> None:
         """Handle the time of an instance. O(its holders)."""
@@ -71,6 +72,8 @@ class Turns:
         state = self._state
         gpus = set(state.changed)
         for gpu in state.changed:
+            if len(gpus) == len(state.gpus):
+                break
             for one in state.gpus[gpu].values():
                 if one.id.chunk.size > 1 and (
                     one.claim != "cold" or one.step is not None or one.activation is not None
@@ -79,7 +82,7 @@ class Turns:
         near: dict[InstanceId, EngineInstance] = {}
         for gpu in sorted(gpus):
             near |= state.gpus[gpu]
-        return {name: one for name, one in near.items() if name in state.touched or not one.dormant}
+        return {name: one for name, one in near.items() if name in state.agenda}
 
     def _turn(self, one: EngineInstance, now: float) -> tuple[int, int]:
         oldest = one.oldest

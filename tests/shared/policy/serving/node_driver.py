@@ -30,6 +30,7 @@ from shared.policy.serving.model import (
 from shared.policy.serving.node_serving import NodeServing
 from shared.policy.serving.node_view import InstanceView
 from tests.shared.policy.serving.fake_node import Engine, FakeNode
+from tests.shared.policy.serving.state_keys import check_agenda
 
 LEVELS = ("cold", "asleep1", "asleep2")
 
@@ -63,6 +64,7 @@ class Driver:
 
     def handle(self, stimulus: Stimulus) -> list[Command]:
         commands = self.serving.handle(self.now, stimulus)
+        check_agenda(self.serving)
         self.node.apply(commands, self.now)
         return [command for command in commands if not isinstance(command, ResidencyChanged)]
 

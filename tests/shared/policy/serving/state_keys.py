@@ -32,11 +32,18 @@ def node_key(node: FakeNode) -> Hashable:
     )
 
 
+def check_agenda(serving: NodeServing) -> None:
+    """Check that between stimuli exactly the instances with something to do are on the agenda."""
+    state = serving._state
+    assert state.agenda == {name for name, one in state.instances.items() if not one.dormant}
+
+
 def state_key(serving: NodeServing, now: float) -> Hashable:
     """Return a canonical key of a machine."""
     state = serving._state
     assert not state.commands
     assert not state.changed
+    check_agenda(serving)
     instances: list[EngineInstance] = [one for _, one in sorted(state.instances.items())]
     used = sorted({one.used_s for one in instances})
     orders = sorted(holder.order for one in instances for holder in one.waiting.values())

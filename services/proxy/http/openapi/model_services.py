@@ -27,6 +27,9 @@ def model_service_schemas() -> dict[str, Schema]:
     for name, (union, text, by_degree) in _BY_DEGREE.items():
         single, many = (form for form in fields[name]["anyOf"] if form.get("type") != "null")
         shared[by_degree] = {**many, "description": f"Degree -> {name}."}
+        if single["type"] == "array":  # generators need a name for it
+            shared["ServiceCommandLine"] = {**single, "description": "A command and its arguments."}
+            single = ref("ServiceCommandLine")
         shared[union] = {"description": text, "oneOf": [single, ref(by_degree)]}
         fields[name] = {**ref(union), "description": fields[name].get("description", "")}
     schemas["EngineCanary"]["properties"]["expect"] = ref("CanaryAnswer")

@@ -195,7 +195,7 @@ async def test_no_route_depends_on_the_content_type_of_json(http: aiohttp.Client
         paths = (await response.json())["paths"]
     trajectory = (await open_trajectory(http)).rpartition("/")[2]
     known = {"task": "known", "batch": "b", "tenant": "default", "trajectory": trajectory, "id": "unknown"}
-    known["quota"] = "search"
+    known |= {"quota": "search", "service": "judge-a"}
     taking = [
         (method.upper(), path.format(**known))
         for path, operations in paths.items()

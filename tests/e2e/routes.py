@@ -41,6 +41,7 @@ BEGINS_NONE = {
     "/v1/tasks/{task}",
     "/v1/tenants/{tenant}",
     "/v1/quotas/{quota}",
+    "/v1/services/{service}",
     "/v1/trajectories/{trajectory}",
     "/v1/batches/{batch}/progress",
     "/v1/batches/{batch}/seal",

@@ -32,6 +32,7 @@ OTHERS: dict[str, Json] = {
     "/v1/tasks/{task}": TASK,
     "/v1/tenants/{tenant}": {"weight": 2.0},
     "/v1/quotas/{quota}": {"concurrency": 2},
+    "/v1/services/{service}": {"entry": "judge-a"},
     "/v1/trajectories/{trajectory}": {"priority": 1.0},
     "/v1/batches/{batch}/progress": {"generating": 1},
     "/v1/batches/{batch}/seal": {},
@@ -41,6 +42,7 @@ METHODS = {
     "/v1/tasks/{task}": "PUT",
     "/v1/tenants/{tenant}": "PUT",
     "/v1/quotas/{quota}": "PUT",
+    "/v1/services/{service}": "PUT",
     "/v1/trajectories/{trajectory}": "PATCH",
 }
 """Methods of `OTHERS` if not POST."""
@@ -48,6 +50,7 @@ DELETED = (
     "/v1/tasks/{task}",
     "/v1/tenants/{tenant}",
     "/v1/quotas/{quota}",
+    "/v1/services/{service}",
     "/v1/batches/{batch}",
     "/v1/actions/{action}",
     "/v1/trajectories/{trajectory}",
@@ -104,6 +107,7 @@ async def opened(http: aiohttp.ClientSession, name: str) -> dict[str, str]:
     return {
         "tenant": "default",
         "quota": "search",
+        "service": "judge-a",
         "task": name,
         "batch": await post(f"/v1/tasks/{name}/batches", {}),
         "action": action,

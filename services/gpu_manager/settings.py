@@ -31,7 +31,8 @@ class GpuManagerSettings(ServiceSettings):
     caller of the proxy can run programs here: for a machine of one's own."""
     state: Path | None = None
     """Folder with the records of running engines, by which the next process adopts them after a crash. Empty: below
-    `run/` of TREADLE_HOME, else in /tmp."""
+    `run/` of TREADLE_HOME, else in /tmp. Leave it empty under `treadle up`: after a crash of the manager the supervisor
+    ends engines without a record in its home."""
     lease_s: float = Field(120.0, ge=1)
     """Seconds for which engines go on without a manager. Then they end by themselves."""
     devices: str = ""

@@ -1,4 +1,5 @@
 """Parameters of kinds that compile and run CUDA kernels, and the expressions in their sizes. Declarations only, pure.
+No service registers these kinds yet.
 
 A kernel is one `extern "C" __global__` function. Its launch and its arguments are declared, so that no host code of the
 sample is executed. Expressions are integers, names of sizes, `+ - * // %`, `ceildiv(a, b)`, `min` and `max`.

@@ -1,8 +1,8 @@
 """Records of processes that outlive their service, such as the guards of engines.
 
-The supervisor ends the orphans of a service when it ends. It leaves those whose environment has `KEEP_VARIABLE`: the
-next process of the service adopts them. They end by themselves if none does, and with the stack. After a supervisor
-that was killed, `treadle up` and `treadle down` end what is recorded here.
+The supervisor ends the orphans of a service when it ends. It leaves those that have a record in the home of the stack,
+and `KEEP_VARIABLE`: the next process of the service adopts them. They end by themselves if none does, and with the
+stack. After a supervisor that was killed, `treadle up` and `treadle down` end what is recorded here.
 """
 
 from __future__ import annotations

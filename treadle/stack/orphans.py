@@ -3,7 +3,8 @@
 Every process of a stack has its service's name in its environment (``TREADLE_SERVICE``). When a service has ended, its
 orphans are ended. A daemon of a running service stays until the stack stops. Some services have children without the
 name, such as the zygotes of the CPU manager. Such a service is its own subreaper, so these get here only after its end.
-Guards of engines have `KEEP_VARIABLE`: they stay for the next process of their service, until the stack stops.
+Guards of engines stay for the next process of their service, until the stack stops. Each has `KEEP_VARIABLE` and a
+record in the home: any program can set a variable (tests/treadle/stack/test_orphans.py).
 """
 
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from shared.runtime.identity import Identity, identify
-from shared.runtime.kept_processes import KEEP_VARIABLE
+from shared.runtime.kept_processes import KEEP_VARIABLE, kept_processes
 from treadle.stack.process import SERVICE_VARIABLE
 
 ORPHAN_GRACE_S = 1.0
@@ -26,7 +27,9 @@ ORPHAN_GRACE_S = 1.0
 class Orphans:
     """Children of this process that it has not started. Blocking calls of about a millisecond."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Path) -> None:
+        """`home`: directory of the stack, with the records of kept processes."""
+        self._home = home
         self._kill_times: dict[Identity, float] = {}
         """Orphans to kill -> when, on the monotonic clock."""
 
@@ -46,14 +49,18 @@ class Orphans:
         orphans = {orphan for pid in _children(running.values()) if (orphan := _reaped_or_alive(pid)) is not None}
         inherited = [self._kill_times.pop(gone) for gone in set(self._kill_times) - orphans]
         now = time.monotonic()
-        for orphan in orphans - self._kill_times.keys():
-            if _has(orphan.pid, KEEP_VARIABLE):
-                continue
+        kept = self._kept(orphans)
+        for orphan in orphans - self._kill_times.keys() - kept:
             service = _service_of(orphan.pid)
             unclaimed = service is None and _session(orphan.pid) not in running.values()
             if service in ended or (unclaimed and (ended or inherited)):
                 self._kill_times[orphan] = max(inherited, default=now + ORPHAN_GRACE_S)
         return max(0.0, min(self._kill_times.values()) - now) if self._kill_times else None
+
+    def _kept(self, orphans: set[Identity]) -> set[Identity]:
+        """Return those that stay. The records are read only if an orphan has the variable."""
+        marked = {orphan for orphan in orphans if _variable(orphan.pid, KEEP_VARIABLE) is not None}
+        return marked & set(kept_processes(self._home)) if marked else marked
 
     def kill_due(self) -> None:
         """Kill the scheduled orphans whose grace is over."""
@@ -87,10 +94,6 @@ def _reaped_or_alive(pid: int) -> Identity | None:
 def _service_of(pid: int) -> str | None:
     """Return the service of a process, by its environment; None if there is no name."""
     return _variable(pid, SERVICE_VARIABLE)
-
-
-def _has(pid: int, name: str) -> bool:
-    return _variable(pid, name) is not None
 
 
 def _variable(pid: int, name: str) -> str | None:

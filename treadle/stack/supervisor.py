@@ -45,7 +45,7 @@ class StackSupervisor:
         self._stop_requested = asyncio.Event()
         self._urgent = asyncio.Event()
         self._identity = identify(os.getpid())
-        self._orphans = Orphans()
+        self._orphans = Orphans(plan.home.root)
         self._publisher = Publisher(plan.home.root, self._log)
 
     async def run(self) -> int:

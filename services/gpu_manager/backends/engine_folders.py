@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -41,6 +43,7 @@ LEASE_S: Final[Seconds] = 120.0
 _RENEWALS: Final = 10
 """Renewals of the lease in its time."""
 _MOST_FOLDERS: Final = 4096
+_MARK: Final = re.compile("[0-9a-f]{32}")
 
 
 class EngineRecord(msgspec.Struct, frozen=True):
@@ -183,18 +186,18 @@ class EngineFolders:
         return folder
 
     def found(self) -> list[EngineFolder]:
-        """Return the engines of former managers, the newest first. Folders without a record are removed.
+        """Return the engines of former managers, the newest first. Folders of ours without a record are removed.
 
         A guard that is only starting then finds that its folder is gone, or its manager, and starts no engine.
         """
         folders = []
-        for path in list(self.root.iterdir())[:_MOST_FOLDERS]:
-            if not path.is_dir():
-                continue
+        ours = (path for path in self.root.iterdir() if _MARK.fullmatch(path.name))  # all else is the operator's
+        for path in itertools.islice(ours, _MOST_FOLDERS):
             folder = self._read(path)
             if folder is None:
                 shutil.rmtree(path, ignore_errors=True)
-            else:
+                continue
+            with suppress(FileNotFoundError):  # its guard has just ended
                 folders.append((path.stat().st_mtime, folder))
         return [folder for _, folder in sorted(folders, key=lambda each: -each[0])]
 

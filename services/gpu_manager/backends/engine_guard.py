@@ -128,6 +128,7 @@ class EngineGuard:
                 self._end(self._task["grace_s"])
             if time.monotonic() >= self._kill_at:
                 self._signal_engine(signal.SIGKILL)
+                self._kill_at = time.monotonic() + _TICK_S  # again later: one that hangs in a driver does not end
             self._wait()
         self._read_output()
         self._store("status", self._engine.returncode)

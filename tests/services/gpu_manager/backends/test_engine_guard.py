@@ -152,3 +152,14 @@ async def test_one_manager_uses_a_folder(tmp_path: Path) -> None:
                 pass
     async with EngineFolders(tmp_path).used():
         pass
+
+
+def test_folders_of_the_operator_stay(tmp_path: Path) -> None:
+    """A state folder may be one that has other content."""
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "file").write_text("content")
+    ours = tmp_path / ("a" * 32)
+    ours.mkdir()
+    assert not EngineFolders(tmp_path).found()
+    assert (tmp_path / "datasets" / "file").read_text() == "content"
+    assert not ours.exists()

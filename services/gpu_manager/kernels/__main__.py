@@ -9,9 +9,12 @@ import sys
 
 from services.gpu_manager.kernels import cell
 
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
 
 def main() -> None:
     """Read the plan from standard input, build the walls, and run the role."""
+    os.environ.update(dict.fromkeys(_THREADS, "1"))  # a process with threads of NumPy can enter no user namespace
     plan = json.load(sys.stdin)
     channel = socket.socket(fileno=plan["channel"])
     if plan["role"] == "device":

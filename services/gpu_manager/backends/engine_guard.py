@@ -1,6 +1,6 @@
 """Guard of one engine: its parent process, which outlives a crash of the manager, and ends the engine without one.
 
-Run as a program, with its task as JSON on standard input. It imports the standard library only, so it is small (7 MB of its own).
+Run as a program, with its task as JSON on standard input. It imports the standard library only: 7 MB of its own.
 
 Laws (tests/services/gpu_manager/backends/test_engine_guard.py):
   - its own record is on disk before the engine starts. If the manager has ended by then, no engine is started;

@@ -135,6 +135,10 @@ class LeaderRecords(Records):
                 self.carried[command.action, command.stage] = command.acts
             if isinstance(command, AnswerAction):
                 self._adds_up(command)
+            if isinstance(command, AnswerAction | Advance):
+                self.quotas.decided(command.settled)
+            if isinstance(command, ChangeHolds):
+                self.quotas.decided(command.changes)
             to = ""
             if not isinstance(command, AnswerAction | Advance | ChangeHolds | ForgetTrajectory):
                 to = self.address(command.node)

@@ -29,7 +29,7 @@ class StoredQuotas:
     unbegun: int = 0
     """Number of attempts that gave something back: they had not begun, or had used less."""
     given_back: dict[tuple[str, str, float | None], float] = field(default_factory=dict)
-    """(Key of a hold, quota, period) -> amount that it gave back."""
+    """(Key of a hold, quota, period) -> most that a leader gave back of it, by the report of its attempt."""
     debits: dict[tuple[str, float | None], list[tuple[float, float]]] = field(default_factory=dict)
     """(Quota, period) -> time and amount of what was used beyond the amounts of holds."""
     fixed: frozenset[str] = frozenset({"search", "money"})
@@ -56,6 +56,13 @@ class StoredQuotas:
         for name, rate in grant.rates:
             self._add(name, rate, grant.hold.amounts[name], grant.hold.at_s)
 
+    def decided(self, changes: Iterable[QuotaHold | Settled]) -> None:
+        """Note what a leader gives back. It was not used, also if that leader is lost with this command unwritten."""
+        for change in changes:
+            for refund in change.refunds if isinstance(change, Settled) else ():
+                key = (change.key, refund.quota, refund.rate.period_s)
+                self.given_back[key] = max(refund.amount, self.given_back.get(key, 0.0))
+
     def change(self, changes: Iterable[QuotaHold | Settled]) -> None:
         for change in changes:
             if isinstance(change, QuotaHold):
@@ -63,11 +70,9 @@ class StoredQuotas:
             elif self.holds.pop(change.key, None) is not None:
                 for refund in change.refunds:
                     self._add(refund.quota, refund.rate, -refund.amount, refund.at_s)
-                    period_s = refund.rate.period_s
-                    if refund.amount > 0:
-                        self.given_back[change.key, refund.quota, period_s] = refund.amount
-                    else:
-                        self.debits.setdefault((refund.quota, period_s), []).append((refund.at_s, -refund.amount))
+                    if refund.amount < 0:
+                        debits = self.debits.setdefault((refund.quota, refund.rate.period_s), [])
+                        debits.append((refund.at_s, -refund.amount))
                 self.unbegun += any(refund.amount > 0 for refund in change.refunds)
 
     def _add(self, name: str, rate: Rate, amount: float, at_s: float) -> None:

@@ -135,7 +135,7 @@ class Records:
                 assert any(end.result.status == "refused" for end in ends), f"rejected by no node: {answer}"
             case "environment-lost":
                 assert request.need is not None, f"it has no environment: {answer}"
-                assert self.troubled, f"its environment has never been lost: {answer}"
+                assert self.troubled or self.cut, f"its environment has never been lost: {answer}"
             case "unknown-outcome":
                 assert any(not stage.repeatable for stage in request.stages), f"it can be repeated: {answer}"
             case "node-lost" | "sandbox-lost":

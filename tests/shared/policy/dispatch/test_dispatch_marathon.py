@@ -23,7 +23,7 @@ SEEDS = 100
 WEIGHTS = {
     "submit": 30, "grants_arrive": 40, "end": 60, "read": 40, "deliver": 10, "write": 10, "pass_time": 12, "started": 4,
     "cancel": 6, "cancel_batch": 1, "target": 3, "planner": 3, "estimate": 3, "stop_host": 3, "start_hosts": 6,
-    "cut_off_or_rejoin": 2, "take_over": 4, "trim": 2, "act": 10, "park": 16, "resume": 12,
+    "cut_off_or_rejoin": 2, "take_over": 4, "tear": 2, "trim": 2, "act": 10, "park": 16, "resume": 12,
     "handle_together_or_apart": 3,
 }  # fmt: skip
 

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import AmountRestored, QuotaSet
 from shared.policy.dispatch.stimuli import ActionCancelled, AttemptsEnded, NodeSeen, TickPassed
-from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, Work
+from shared.policy.model.formulation import AnswerAction, AskInventory, Command, Grant, Request, Work
 from shared.policy.model.quotas import LEARNED, QuotaLimits, Rate
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult, ExecutionStatus
 from shared.policy.resources.quota_estimates import Estimate
+from tests.shared.policy.dispatch.dispatch_hosts import Host
+from tests.shared.policy.dispatch.dispatch_simulation import DispatchSimulation
 from tests.shared.policy.dispatch.leading import leading, meet, submit
-from tests.shared.policy.strategies import request, submitted, work
+from tests.shared.policy.strategies import CORES, QUOTAS, request, submitted, work
 
 TOKENS = QuotaLimits((), (Rate(100.0, 10.0),))
 
@@ -129,6 +131,32 @@ def test_a_cancelled_attempt_is_settled_by_what_it_has_used() -> None:
     dispatcher.handle(0.0, ActionCancelled("first", "not wanted"))
     end(dispatcher, first, {"tokens": 15.0}, 0.0, "cancelled")
     assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], 0.0) == 15.0
+
+
+def test_a_refund_that_was_lost_with_its_leader_is_given_back_by_the_next() -> None:
+    """The refund of an answer and the grant that needs it are written beside each other: one may arrive alone."""
+    simulation = DispatchSimulation({"a": Host("a", "cpu", {"cores": 1}, frozenset({"run"}))})
+    simulation.settle(1)
+    money = replace(work(CORES), name="s0", quotas={"money": 2.0})
+    for seq in (1, 2):  # one after the other, on one core
+        simulation.submit(Request(f"r{seq}", "ada", "t", "", (1_000_000, seq), (money,), 2000.0))
+    simulation.write(len(simulation.writes))
+    simulation.deliver(simulation.hosts["a"], 1)
+    run = simulation.hosts["a"].runs["r1"]
+    simulation.outcomes += simulation.outcomes[:1] * (2 - len(simulation.outcomes) % 6)  # so that it uses 0.4 * 2.0
+    simulation.end(simulation.hosts["a"], run, "ok", passed=True)
+    simulation.lead_reads(len(simulation.outcomes))
+    assert [type(command) for _, command in simulation.writes] == [AnswerAction, Grant]
+    simulation.tear()
+    assert [type(command) for _, command in simulation.writes if not isinstance(command, AskInventory)] == [
+        AnswerAction
+    ]
+    simulation.check_quotas()
+    (rate,) = (rate for rate in QUOTAS["money"].rates if rate.period_s is None)
+    assert simulation.quotas.missing("money", rate, simulation.now) == 4.0
+    simulation.write(len(simulation.writes))
+    assert simulation.quotas.missing("money", rate, simulation.now) == pytest.approx(2.8)
+    simulation.check_quotas()
 
 
 def test_concurrency_is_not_corrected() -> None:

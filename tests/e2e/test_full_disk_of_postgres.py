@@ -59,7 +59,8 @@ def stack(home: Path, disk: SmallDisk) -> Iterator[RunningStack]:
         yield running
         disk.free()
         for name in ("treadle", "postgres", "proxy", "scaling_planner"):
-            sys.stderr.write(f"---- {name}\n{running.log(name)[-10_000:]}\n")
+            log = running.log(name)
+            sys.stderr.write(f"---- {name}\n{log[:20_000]}\n...\n{log[20_000:][-10_000:]}\n")
 
 
 @pytest.fixture
@@ -127,6 +128,21 @@ def status_text(stack: RunningStack) -> str:
     return subprocess.run(status, env=environ, capture_output=True, text=True, timeout=60, check=False).stdout
 
 
+def postgres_processes() -> str:
+    """What each process of Postgres waits for: read when the server does not come back."""
+    found = ["---- processes of Postgres"]
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if "postgres" in command and "pytest" not in command:
+                files = [str(link.readlink()) for link in (folder / "fd").iterdir()]
+                parts = [(folder / name).read_text() for name in ("wchan", "syscall", "stat", "stack")]
+                found += [f"{folder.name} {command}", *parts, f"files: {files}"]
+        except OSError:
+            continue  # it has ended
+    return "\n".join(found) + "\n"
+
+
 async def test_postgres_alone_meets_a_full_disk(
     stack: RunningStack, disk: SmallDisk, http: aiohttp.ClientSession
 ) -> None:
@@ -179,7 +195,11 @@ async def test_postgres_alone_meets_a_full_disk(
     async def goes_on() -> bool:
         return await archived(stack, set(actions.values())) and SILENT not in await problems()
 
-    await until(goes_on, within_s=RECOVERY_S)
+    try:
+        await until(goes_on, within_s=RECOVERY_S)
+    except TimeoutError:
+        sys.stderr.write(postgres_processes())
+        raise
     async with asyncio.timeout(WITHIN_S):
         while True:
             status, body = await submit(http, 200)

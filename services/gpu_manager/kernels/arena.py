@@ -67,6 +67,11 @@ class Arena:
             self.offsets.append(here)
         self.size = position
 
+    @property
+    def first(self) -> int:
+        """Bytes up to the second set: the warm-up's. There is a second set."""
+        return self.offsets[1][self.tensors[0].name]
+
     def fill(self, image: Array, drawn: Sequence[Mapping[str, Array]], random: np.random.Generator) -> None:
         """Write poison, then the inputs of each set."""
         poison = np.frombuffer(random.bytes(1 << 16), np.uint8)

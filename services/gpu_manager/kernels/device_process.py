@@ -35,6 +35,7 @@ class DeviceProcess:
         self._size = 0
         self._scratch = self._cuda.allocate(SCRATCH_BYTES)
         self._loaded: ctypes.c_void_p | None = None
+        self._function: ctypes.c_void_p | None = None
 
     def serve(self) -> None:
         """Answer requests until the other end closes."""
@@ -64,38 +65,45 @@ class DeviceProcess:
             self._cuda.allow_shared(function, request["shared"])
         return function
 
-    def do_trial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Copy the arena to the GPU, launch set 0 as warm-up, and wait for the word `go`; then launch all other sets.
-
-        The module is loaded anew, and all memory is written: nothing stays of an earlier trial.
-        """
+    def do_warm(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Copy set 0 to the GPU and launch it as warm-up. The module is loaded anew: it keeps nothing of a trial."""
         cuda, size = self._cuda, request["size"]
         if self._size < size:
             if self._size:
                 cuda.call("cuMemFree", self._arena)
             self._arena, self._size = cuda.allocate(size), size
-        function = self._load(request)
-        with mmap.mmap(self._image_fd, size, access=mmap.ACCESS_COPY) as image:
-            held = (ctypes.c_char * size).from_buffer(image)
-            cuda.call("cuMemcpyHtoD", self._arena, held, ctypes.c_size_t(size))
-            del held
-        sets = [self._packed(one) for one in request["sets"]]
-        launch = (function, request["dims"], request["shared"])
-        cuda.launch(*launch, sets[0][0])
+        self._function = self._load(request)
+        self._copy(0, request["first"])
+        cuda.launch(self._function, request["dims"], request["shared"], self._packed(request["set"])[0])
         cuda.synchronize()
+        return {}
+
+    def do_trial(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Copy all other sets to the GPU, and wait for the word `go`; then launch them."""
+        cuda = self._cuda
+        self._copy(request["first"], request["size"])
+        sets = [self._packed(one) for one in request["sets"]]
         self._heat()
         self._send({"ready": True})
         self._channel.recv(1)
         cuda.record(0)
         if request["empty"]:
-            for _ in sets[1:]:
+            for _ in sets:
                 cuda.call("cuMemsetD8Async", self._scratch, ctypes.c_ubyte(0), ctypes.c_size_t(1), None)
         else:
-            for arguments, _ in sets[1:]:
-                cuda.launch(*launch, arguments)
+            for arguments, _ in sets:
+                cuda.launch(self._function, request["dims"], request["shared"], arguments)
         cuda.record(1)
         cuda.synchronize()
         return {"device_ms": cuda.elapsed_ms()}
+
+    def _copy(self, begin: int, end: int) -> None:
+        """Copy a part of the image to the GPU."""
+        with mmap.mmap(self._image_fd, end, access=mmap.ACCESS_COPY) as image:
+            held = (ctypes.c_char * (end - begin)).from_buffer(image, begin)
+            to = ctypes.c_uint64(self._arena.value + begin)
+            self._cuda.call("cuMemcpyHtoD", to, held, ctypes.c_size_t(end - begin))
+            del held
 
     def do_fetch(self, request: dict[str, Any]) -> dict[str, Any]:
         """Copy the arena back."""

@@ -99,7 +99,7 @@ class CudaDriver:
         self.call("cuEventElapsedTime", ctypes.byref(took), *self._events)
         return float(took.value)
 
-    def launch(self, function: ctypes.c_void_p, dims: Sequence[int], shared: int, arguments: Any) -> None:
+    def launch(self, function: ctypes.c_void_p | None, dims: Sequence[int], shared: int, arguments: Any) -> None:
         """Launch a kernel on the default stream. `dims`: grid and block, three each."""
         self.call("cuLaunchKernel", function, *dims, shared, None, arguments, None)
 

@@ -36,6 +36,13 @@ WRONG = {
     + HEAD
     + INDEX
     + "  if (i < n && launches < 1) out[i] = a[i] + b[i];\n  if (i == n - 1) launches++;\n}\n",
+    "all work in the warm-up": "__device__ int launches;\n"
+    + HEAD
+    + INDEX
+    + f"  const int stride = {3 * (4 * N + 256) // 4};\n"
+    + "  if (i < n && launches == 0)\n"
+    + "    for (int s = 0; s < 6; s++) out[i + s * stride] = a[i + s * stride] + b[i + s * stride];\n"
+    + "  __threadfence();\n  if (i == n - 1) launches++;\n}\n",
     "changed inputs": HEAD + INDEX + "  if (i < n) { out[i] = 0; ((float*)a)[i] = 0; ((float*)b)[i] = 0; }\n}\n",
     "a write beside the output": HEAD
     + INDEX

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from services.gpu_manager.backends.protocol import EngineError
 from services.gpu_manager.engine_calls import EngineAttempt, EngineBusy
 from services.gpu_manager.kinds import GPUS, KINDS
@@ -17,9 +19,7 @@ from shared.node.executor import Offer
 from shared.node.resource_usage import ResourceUsage
 from shared.policy.model.chunks import SIZES, Chunk
 from shared.policy.model.results import AttemptResult, lost, refused
-from shared.policy.serving.model import (
-    InstanceId,
-)
+from shared.policy.serving.model import InstanceId
 from shared.runtime import log
 from shared.runtime.clock import Clock
 from shared.runtime.http_streams import StreamClient
@@ -35,6 +35,21 @@ BUSY_RETRY_S: Final[Seconds] = 1.0
 def postponed(reason: str, retry_in_s: Seconds) -> AttemptResult:
     """Return a wish for another attempt later, which does not count as one."""
     return AttemptResult("postponed", reason=reason, retry_in_s=retry_in_s)
+
+
+@dataclass(slots=True)
+class _Wait:
+    """One attempt's wait until its model service is resident. It is no part of the attempt's execution."""
+
+    clock: Clock
+    began_s: Seconds
+    lasted_s: Seconds | None = None
+
+    def end(self) -> Seconds:
+        """Return how long it has lasted. The first call ends it."""
+        if self.lasted_s is None:
+            self.lasted_s = self.clock.monotonic() - self.began_s
+        return self.lasted_s
 
 
 @dataclass(slots=True)
@@ -87,11 +102,19 @@ class GpuExecutor:
             return refused(f"this node does not execute {grant.work}")
         if chunk is None:
             return lost(f"the grant names no chunk of GPUs: {grant.numbers}")
-        instance, began = InstanceId(grant.service, chunk), self.clock.monotonic()
+        wait = _Wait(self.clock, self.clock.monotonic())
+        try:
+            result = await self._served(grant, InstanceId(grant.service, chunk), wait)
+        except asyncio.CancelledError:  # the leader has revoked it, or this node stops
+            result = AttemptResult("cancelled")
+        return msgspec.structs.replace(result, restore_s=wait.end())
+
+    async def _served(self, grant: Granted, instance: InstanceId, wait: _Wait) -> AttemptResult:
+        """Wait until the service is resident, and make the calls of an action."""
         holder = f"{grant.action}/{grant.stage}/{grant.attempt}"
         try:
-            async with self.serving.using(holder, instance, began + grant.budget_s) as holding:
-                WAIT_SECONDS.observe(self.clock.monotonic() - began)
+            async with self.serving.using(holder, instance, wait.began_s + grant.budget_s) as holding:
+                WAIT_SECONDS.observe(wait.end())
                 return await self._called(grant, instance, holding)
         except NotServed as error:
             if error.retry_in_s is None:

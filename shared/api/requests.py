@@ -77,7 +77,7 @@ class ParkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What it waits for; for people."""
 
 
-class Act(msgspec.Struct, frozen=True, kw_only=True):
+class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Action completion time, seconds: total = queue + execution + overhead, for every end."""
 
     queue_s: float
@@ -85,9 +85,11 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     execution_s: float
     """Execution in all stages; of a last stage that was stopped, as far as it is known."""
     overhead_s: float
-    """Rest of the total; time for which an action was parked is part of it (`stages`)."""
+    """Rest of the total; `restore_s`, and time for which an action was parked (`stages`), are part of it."""
     total_s: float
     """Time from acceptance to answer."""
+    restore_s: float = 0.0
+    """Waiting, after a grant, until the action's model service was resident, as far as it is known."""
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,6 +105,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Usage of all its attempts, by name, as far as it was measured."""
     parked_s: float = 0.0
     """Seconds for which it was parked and waited for something outside. Waiting for units to continue is queueing."""
+    restore_s: float = 0.0
+    """Seconds for which its attempts waited, after their grants, until its model service was resident."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

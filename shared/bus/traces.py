@@ -31,6 +31,8 @@ class TracedStage(msgspec.Struct, frozen=True, array_like=True):
     queue_s: Seconds
     execution_s: Seconds
     parked_s: Seconds
+    restore_s: Seconds = 0.0
+    """Older ones end before it."""
 
 
 class TracedAction(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -235,7 +235,8 @@ class Attempts:
                 self._resources[name].use(-units, now)
         self.executor.release(grant, task)
         self._start_next(now)
-        result, executed_s = self._result(grant, task), running.executed_s(now)
+        result = self._result(grant, task)
+        executed_s = max(0.0, running.executed_s(now) - result.restore_s)
         self._report_finished(grant, result, running.read_at, running.since, executed_s)
 
     def _result(self, grant: Granted, task: asyncio.Task[AttemptResult]) -> AttemptResult:
@@ -246,7 +247,7 @@ class Attempts:
             return lost(f"the executor failed: {type(error).__name__}")
         result = task.result()
         if self._stopping and result.status == "cancelled":  # the stop has cut it, and no caller has cancelled it
-            return msgspec.structs.replace(lost(_STOPPING), usage=result.usage)
+            return msgspec.structs.replace(lost(_STOPPING), usage=result.usage, restore_s=result.restore_s)
         return result
 
     def _report_finished(

@@ -126,6 +126,8 @@ def _end(span: Span) -> str:
     if ended is not None:
         mark = "" if passed is None else "✓ " if passed else "✗ "
         return f"{mark}{ended}" + (f", score {score:g}" if isinstance(score, int | float) else "")
-    node, parked_s = span.attribute("treadle.node"), span.attribute("treadle.parked_s")
-    parts = [str(node)] if node else []
-    return ", ".join([*parts, *([f"{parked_s:.2f} s parked"] if isinstance(parked_s, float) else [])])
+    parts = [str(node)] if (node := span.attribute("treadle.node")) else []
+    for name, what in (("restore_s", "until its model service was resident"), ("parked_s", "parked")):
+        if isinstance(seconds := span.attribute(f"treadle.{name}"), float):
+            parts.append(f"{seconds:.2f} s {what}")
+    return ", ".join(parts)

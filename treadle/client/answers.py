@@ -149,9 +149,11 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     execution_s: float
     """Execution in all stages; of a last stage that was stopped, as far as it is known."""
     overhead_s: float
-    """Rest of the total; time for which an action was parked is part of it (`stages`)."""
+    """Rest of the total; `restore_s`, and time for which an action was parked (`stages`), are part of it."""
     total_s: float
     """Time from acceptance to answer."""
+    restore_s: float = 0.0
+    """Waiting, after a grant, until the action's model service was resident, as far as it is known."""
 
 
 Ending = Literal[
@@ -180,6 +182,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     units: int
     parked_s: float = 0.0
     """Seconds for which it was parked and waited for something outside. Waiting for units to continue is queueing."""
+    restore_s: float = 0.0
+    """Seconds for which its attempts waited, after their grants, until its model service was resident."""
     usage: dict[str, float] = {}
     """Usage of all its attempts, by name, as far as it was measured."""
 

@@ -30,8 +30,8 @@ def to_answering(kept: Unanswered, answer: AnswerAction, keep_s: int, now: Secon
     ACT.observe(now - arrived_s)
     USED.add(usage := usage_of(answer))
     observe_queueing(submitted, answer)
-    unqueued_s = sum(act.execution_s + act.parked_s for act in answer.acts)
-    unqueued_end_s = arrived_s + answer.execution_s + answer.parked_s + unqueued_s
+    unqueued_s = sum(act.unqueued_s for act in answer.acts)
+    unqueued_end_s = arrived_s + answer.execution_s + answer.parked_s + answer.restore_s + unqueued_s
     why = f"{answer.ended} {answer.reason[:MOST_REASON]}" if submitted.trajectory and is_masked(answer) else ""
     return Answering(
         answer.action,
@@ -76,13 +76,15 @@ def _span(kept: Unanswered, answer: AnswerAction, arrived_s: Seconds, now: Secon
 def _stages(submitted: ActionSubmitted, answer: AnswerAction) -> tuple[TracedStage, ...]:
     """Return the stages with a verdict, and the one in which the action ended without one."""
     stages = [
-        TracedStage(act.name, act.node, act.units, act.attempts, act.queue_s, act.execution_s, act.parked_s)
+        TracedStage(
+            act.name, act.node, act.units, act.attempts, act.queue_s, act.execution_s, act.parked_s, act.restore_s
+        )
         for act in answer.acts
     ]
     last = len(stages)
-    if last < len(submitted.stages) and (answer.queue_s or answer.execution_s or answer.parked_s):
-        name = submitted.stages[last].name
-        stages.append(TracedStage(name, "", 0, 0, answer.queue_s, answer.execution_s, answer.parked_s))
+    parts = answer.queue_s, answer.execution_s, answer.parked_s, answer.restore_s
+    if last < len(submitted.stages) and any(parts):
+        stages.append(TracedStage(submitted.stages[last].name, "", 0, 0, *parts))
     return tuple(stages)
 
 

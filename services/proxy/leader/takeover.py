@@ -167,5 +167,14 @@ async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[Ac
 
 
 def _act(report: StageReport) -> StageAct:
-    durations = (report.queue_s, report.execution_s)
-    return StageAct(report.name, *durations, report.node, report.attempts, report.units, report.usage, report.parked_s)
+    return StageAct(
+        report.name,
+        report.queue_s,
+        report.execution_s,
+        report.node,
+        report.attempts,
+        report.units,
+        report.usage,
+        report.parked_s,
+        report.restore_s,
+    )

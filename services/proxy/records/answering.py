@@ -88,6 +88,7 @@ def reports(acts: Iterable[StageAct]) -> list[StageReport]:
             units=act.units,
             usage=dict(act.usage),
             parked_s=act.parked_s,
+            restore_s=act.restore_s,
         )
         for act in acts
     ]
@@ -103,6 +104,7 @@ def _act(answer: AnswerAction, total_s: Seconds) -> Act:
         execution_s=execution_s,
         overhead_s=overhead_s,
         total_s=queue_s + execution_s + overhead_s,
+        restore_s=sum(act.restore_s for act in answer.acts) + answer.restore_s,
     )
 
 

@@ -132,7 +132,7 @@ class _Spans:
         at_s = start_s
         for number, stage in enumerate(traced.stages):
             granted_s = min(at_s + stage.queue_s, end_s)
-            stage_end_s = min(granted_s + stage.execution_s + stage.parked_s, end_s)
+            stage_end_s = min(granted_s + stage.restore_s + stage.execution_s + stage.parked_s, end_s)
             queue, execution = (self.id_of(action, str(number), part) for part in ("queue", "execution"))
             yield self._span(queue, own, "queue", INTERNAL, at_s, granted_s, {}, _OK)
             yield self._span(execution, own, stage.name, INTERNAL, granted_s, stage_end_s, _measured(stage), _OK)
@@ -195,6 +195,7 @@ def _measured(stage: TracedStage) -> dict[str, Attribute | None]:
         "treadle.attempts": stage.attempts or None,
         "treadle.execution_s": stage.execution_s,
         "treadle.parked_s": stage.parked_s or None,
+        "treadle.restore_s": stage.restore_s or None,
     }
 
 

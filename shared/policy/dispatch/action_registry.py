@@ -120,12 +120,20 @@ class ActionRegistry:
 
         The next action of its trajectory no longer waits behind it.
         """
-        queue_s, execution_s = action.spent(now, end)
+        queue_s, execution_s, restore_s = action.spent(now, end)
         parked_s, _ = action.paused(now)
         action.move("finished")
         self._remove(action.request)
         return AnswerAction(
-            action.request.id, ended, reason, tuple(action.acts), queue_s, execution_s, action.usage, parked_s
+            action.request.id,
+            ended,
+            reason,
+            tuple(action.acts),
+            queue_s,
+            execution_s,
+            action.usage,
+            parked_s,
+            restore_s,
         )
 
     def _remove(self, request: Request) -> None:

@@ -77,6 +77,8 @@ class ActionState:
     acts: list[StageAct] = field(default_factory=list)
     usage: Usage = field(default_factory=dict)
     """Usage of this stage's attempts, as far as their nodes have reported."""
+    restore_s: float = 0.0
+    """Seconds for which this stage's attempts waited for their model service, as far as their nodes have reported."""
     cancel_as: EndedAs = "cancelled"
     """End to answer with when the node confirms a revocation."""
     cancel_reason: str = ""
@@ -185,12 +187,14 @@ class ActionState:
         """No stage comes after this one."""
         return self.stage + 1 == len(self.request.stages)
 
-    def spent(self, now: float, end: Ended | None = None) -> tuple[float, float]:
-        """Seconds of this stage so far: (queueing, execution), together no more than have passed since it was queued.
+    def spent(self, now: float, end: Ended | None = None) -> tuple[float, float, float]:
+        """Seconds of this stage so far: (queueing, execution, waiting for its model service), together with the time
+        parked no more than have passed since it was queued.
 
-        Queueing is all time before its last attempt began, lost attempts included. The attempt may have begun before
-        the present grant (under a former leader, or under an older grant). Its execution time is then not counted as
-        queueing too. Time for which it was parked is neither; the wait for units to continue is queueing.
+        Queueing is all time before its last attempt began, lost attempts included, apart from what these waited for
+        their model service. The attempt may have begun before the present grant (under a former leader, or under an
+        older grant). Its execution time is then not counted as queueing too. Time for which it was parked is none of
+        them; the wait for units to continue is queueing.
 
         Args:
             now: absolute seconds.
@@ -204,8 +208,10 @@ class ActionState:
             waited_s = passed_s
         else:
             executed_s = end.execution_s
-            waited_s = (self.granted_s or now) - self.queued_s + end.queue_s + resuming_s
-        return max(0.0, min(waited_s, passed_s - executed_s - parked_s)), executed_s
+            before_s = max(0.0, self.restore_s - max(0.0, end.result.restore_s))  # of earlier attempts
+            waited_s = (self.granted_s or now) - self.queued_s + end.queue_s + resuming_s - before_s
+        restore_s = max(0.0, min(self.restore_s, passed_s - executed_s - parked_s))
+        return max(0.0, min(waited_s, passed_s - executed_s - parked_s - restore_s)), executed_s, restore_s
 
     def paused(self, now: float) -> tuple[float, float]:
         """Seconds for which its present attempt was parked so far: (waiting for something outside, for units)."""
@@ -221,12 +227,12 @@ class ActionState:
 
     def scored(self, now: float, end: Ended) -> None:
         """Record the times of this stage, which has a verdict. Times of the next stage count from now."""
-        queue_s, execution_s = self.spent(now, end)
+        queue_s, execution_s, restore_s = self.spent(now, end)
         parked_s, _ = self.paused(now)
         attempts, units = max(1, self.attempt), self.granted_units
-        act = StageAct(self.work.name, queue_s, execution_s, end.node, attempts, units, self.usage, parked_s)
+        act = StageAct(self.work.name, queue_s, execution_s, end.node, attempts, units, self.usage, parked_s, restore_s)
         self.acts.append(act)
-        self.usage = {}
+        self.usage, self.restore_s = {}, 0.0
         self.parked_s = self.resuming_s = 0.0
         self.queued_s, self.granted_s, self.started_s = now, 0.0, 0.0
 

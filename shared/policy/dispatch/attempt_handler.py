@@ -9,6 +9,7 @@ Laws:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from shared.policy.dispatch.action_registry import ActionRegistry
@@ -65,6 +66,8 @@ class AttemptHandler:
         commands = self._apply_to_environment(now, action, end) if current else []
         if current or was_orphan or end.result.is_verdict:
             action.usage = added(action.usage, end.result.usage)
+            if 0.0 < end.result.restore_s < math.inf:
+                action.restore_s += end.result.restore_s
         if not current and not end.result.is_verdict:
             return commands
         commands += self._remove(now, action, end, current=current)

@@ -42,7 +42,7 @@ def batch_snapshots(cluster: ClusterState) -> dict[str, BatchSnapshot]:
             batch.queuing.append(array("d"))
             batch.running.append(array("d"))
         arrived_s = request.arrival[0] / 1000
-        unqueued_s = arrived_s + sum(act.execution_s + act.parked_s for act in action.acts)
+        unqueued_s = arrived_s + sum(act.unqueued_s for act in action.acts)
         if action.allocated:
             batch.running[action.stage].extend((arrived_s, unqueued_s, action.started_s or action.granted_s))
         elif action.state != "cancelling":

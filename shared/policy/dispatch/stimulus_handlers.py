@@ -164,7 +164,7 @@ class StimulusHandlers:
         self.cluster.queues.remove(action)
         action.enter(known.stage, known.attempt)
         action.acts = list(known.acts)
-        action.queued_s += sum(act.queue_s + act.execution_s + act.parked_s for act in action.acts)
+        action.queued_s += sum(act.passed_s for act in action.acts)
         estimate_amounts(self.cluster, action)
         self.cluster.queues.enqueue(action)
         if known.node:

@@ -139,6 +139,19 @@ class StageAct:
     """Usage of all its attempts, as far as their nodes have reported (`shared.policy.model.results.USAGE`)."""
     parked_s: float = 0.0
     """Time for which it was parked and waited for something outside. Waiting for units to continue is queueing."""
+    restore_s: float = 0.0
+    """Time for which its attempts waited until their model service was resident, as far as their nodes have reported.
+    """
+
+    @property
+    def unqueued_s(self) -> float:
+        """All of its time without queueing."""
+        return self.execution_s + self.parked_s + self.restore_s
+
+    @property
+    def passed_s(self) -> float:
+        """All of its time."""
+        return self.queue_s + self.unqueued_s
 
 
 class Grant(NamedTuple):
@@ -221,6 +234,8 @@ class AnswerAction:
     """Usage of a stage without a verdict, as far as known."""
     parked_s: float = 0.0
     """Time for which it was parked in a stage without a verdict."""
+    restore_s: float = 0.0
+    """Time for which it waited for its model service in a stage without a verdict, as far as known."""
     settled: tuple[Settled, ...] = ()
     """Holds of its ended attempts."""
 

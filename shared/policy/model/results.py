@@ -75,6 +75,8 @@ class AttemptResult(msgspec.Struct, frozen=True, omit_defaults=True):
     evidence: Evidence = ""
     retry_in_s: float = 0.0
     """For `postponed`: seconds before which a retry is useless."""
+    restore_s: float = 0.0
+    """Seconds that the attempt waited until its model service was resident; no part of its execution."""
     quotas_used: dict[str, float] = {}
     """Quota -> amount that the attempt has really used, if the executor knows it. The ledger settles by it."""
     feedback: tuple[Feedback, ...] = ()

@@ -56,13 +56,15 @@ class WrittenBackend:
     awake: set[str]
     url: str = ""
     fails: dict[str, Exception] = field(default_factory=dict)
+    slow_s: dict[str, float] = field(default_factory=dict)
+    """Step -> seconds that it takes."""
     steps: Counter[str] = field(default_factory=Counter)
     died: asyncio.Event = field(default_factory=asyncio.Event)
     flags = Capabilities(("cold",), False, False, False, False)
 
     async def _step(self, step: str) -> None:
         self.steps[step] += 1
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.slow_s.get(step, 0.0))
         if step in self.fails:
             raise self.fails[step]
 
@@ -302,10 +304,30 @@ async def test_a_cancelled_action_closes_its_call() -> None:
             running = asyncio.create_task(run(executor, grant(1, "a")))
             await engine.called.wait()
             running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
+            assert (await running).status == "cancelled"
             await engine.lost.wait()
             assert node.state("a") == "resident"
+
+
+async def test_the_wait_for_a_restore_is_apart_from_the_execution() -> None:
+    async with running_engine(says_7) as engine:
+        node = Node(engine.url)
+        node.backends["a"].slow_s["prepare"] = 0.2
+        async with executing(node) as executor:
+            first, second = await run(executor, grant(1, "a")), await run(executor, grant(2, "a"))
+            assert first.restore_s >= 0.2
+            assert second.restore_s < first.restore_s / 2, "it is resident"
+
+
+async def test_a_cancelled_wait_for_a_restore_is_reported() -> None:
+    node = Node()
+    node.backends["a"].slow_s["prepare"] = 60.0
+    async with executing(node) as executor:
+        running = asyncio.create_task(run(executor, grant(1, "a")))
+        await asyncio.sleep(0.1)
+        running.cancel()
+        result = await running
+        assert (result.status, result.restore_s >= 0.1) == ("cancelled", True)
 
 
 @pytest.mark.parametrize("gpus", [(), (1, 0, 5), (0, 1, 2)])

@@ -199,3 +199,15 @@ async def test_an_inventory_lists_running_attempts(parts: AttemptsUnderTest) -> 
     parts.executor.go.set()
     await parts.settled()
     assert parts.attempts.held_grants() == []
+
+
+async def test_a_wait_for_a_model_service_is_no_execution(parts: AttemptsUnderTest) -> None:
+    parts.executor.waits = True
+    parts.executor.act = lambda _: AttemptResult("ok", restore_s=7.0)
+    parts.attempts.accept(grant())
+    await turns()
+    parts.clock.now += 10.0
+    parts.executor.go.set()
+
+    (outcome,) = await parts.settled()
+    assert (outcome.execution_s, outcome.result.restore_s) == (3.0, 7.0)

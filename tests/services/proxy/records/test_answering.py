@@ -113,6 +113,13 @@ def test_an_end_without_a_verdict_is_shown_with_what_it_had_queued_and_executed(
     assert (act.queue_s, act.execution_s, act.overhead_s, act.total_s) == (0.75, 3.0, 1.25, 5.0)
 
 
+def test_the_wait_for_a_model_service_is_a_named_part_of_the_overhead() -> None:
+    judged = StageAct("judge", 0.5, 1.0, "n", 1, 1, restore_s=2.0)
+    act = measured(AnswerAction("a", "expired", "", (judged,), restore_s=1.25), 105.0)
+
+    assert (act.execution_s, act.overhead_s, act.restore_s, act.total_s) == (1.0, 3.5, 3.25, 5.0)
+
+
 @given(parts=st.lists(st.floats(0, 1e6), min_size=4, max_size=4), lasted_s=st.floats(0, 1e7))
 def test_every_answer_adds_up_to_the_last_bit(parts: list[float], lasted_s: float) -> None:
     acts = (StageAct("run", parts[0], parts[1], "n", 1, 1),)

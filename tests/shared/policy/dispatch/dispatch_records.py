@@ -103,10 +103,12 @@ class Records:
             self.elastic_grants += 1
 
     def _adds_up(self, answer: AnswerAction) -> None:
-        """Assert that queueing and execution are parts of the passed time, all queueing if it was never sent."""
+        """Assert that the parts are no more than the passed time: queueing, execution, time parked, and waiting for
+        model services. All is queueing if it was never sent.
+        """
         passed_s = self.now - self.requests[answer.action].arrival[0] / 1000
-        parts = [part for act in answer.acts for part in (act.queue_s, act.execution_s)]
-        parts += [answer.queue_s, answer.execution_s, answer.parked_s, *(act.parked_s for act in answer.acts)]
+        stages: list[StageAct | AnswerAction] = [*answer.acts, answer]
+        parts = [part for one in stages for part in (one.queue_s, one.execution_s, one.parked_s, one.restore_s)]
         found = f"{answer} after {passed_s} s"
         assert min(parts) >= 0, f"less than no time: {found}"
         assert sum(parts) <= passed_s + 0.001, f"more time than has passed: {found}"

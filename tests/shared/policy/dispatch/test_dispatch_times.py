@@ -152,6 +152,63 @@ def test_restored_stages_have_passed_with_all_their_parts() -> None:
     assert answer.queue_s == 55.0
 
 
+# ---- waits for model services ----------------------------------------------------------------------------------------
+
+
+def restored_end(status: ExecutionStatus, restore_s: float, *, execution_s: float, attempt: int = 1) -> Ended:
+    return Ended("r", "n", attempt, 0, AttemptResult(status, restore_s=restore_s), execution_s=execution_s)
+
+
+def parts(commands: list[Command]) -> tuple[float, float, float]:
+    """Return (queueing, execution, waits for model services) of the only answer, summed over its stages."""
+    (answer,) = (one for one in commands if isinstance(one, AnswerAction))
+    return *times(commands), sum(act.restore_s for act in answer.acts) + answer.restore_s
+
+
+def test_a_wait_for_a_model_service_is_neither_queueing_nor_execution() -> None:
+    dispatcher = leading("n")
+    dispatcher.handle(1.0, submitted(request("r")))
+    assert parts(dispatcher.handle(9.0, reported(restored_end("ok", 5.0, execution_s=3.0)))) == (1.0, 3.0, 5.0)
+
+
+def test_waits_of_lost_attempts_count_once() -> None:
+    dispatcher = leading("n")
+    dispatcher.handle(0.0, submitted(request("r")))
+    dispatcher.handle(6.0, reported(restored_end("lost", 4.0, execution_s=2.0)))
+    ended = dispatcher.handle(9.0, reported(restored_end("ok", 1.0, execution_s=2.0, attempt=2)))
+    assert parts(ended) == (2.0, 2.0, 5.0)
+
+
+@pytest.mark.parametrize("restore_s", [float("nan"), float("inf"), -5.0])
+def test_a_wait_that_is_no_time_counts_nothing(restore_s: float) -> None:
+    dispatcher = leading("n")
+    dispatcher.handle(1.0, submitted(request("r", at_s=1.0)))
+    assert parts(dispatcher.handle(5.0, reported(restored_end("ok", restore_s, execution_s=2.0)))) == (0.0, 2.0, 0.0)
+
+
+def test_a_wait_is_cut_to_the_time_that_has_passed() -> None:
+    dispatcher = leading("n")
+    dispatcher.handle(1.0, submitted(request("r", at_s=1.0)))
+    assert parts(dispatcher.handle(5.0, reported(restored_end("ok", 99.0, execution_s=1.0)))) == (0.0, 1.0, 3.0)
+
+
+def test_a_wait_is_no_execution_of_the_history() -> None:
+    """The expected time of the next action of its kind is that of the execution alone."""
+    dispatcher = leading("n")
+    dispatcher.handle(0.0, submitted(request("r")))
+    dispatcher.handle(60.0, reported(restored_end("ok", 58.0, execution_s=2.0)))
+    dispatcher.handle(60.0, submitted(request("next", seq=2)))
+    assert dispatcher.registry.actions["next"].expected_s == pytest.approx(2.0)
+
+
+def test_a_stage_that_is_restored_after_a_takeover_keeps_its_wait() -> None:
+    dispatcher = Dispatcher(specs=SPECS)
+    dispatcher.handle(100.0, submitted(request("r", *TWO, at_s=0.0, deadline_s=200.0)))
+    known = StageAct("compile", 2.0, 3.0, "n", 1, 1, restore_s=40.0)
+    dispatcher.handle(100.0, ActionRestored("r", 1, 0, (known,), ""))
+    assert parts(dispatcher.handle(100.0, ActionCancelled("r", "enough"))) == (2.0 + 55.0, 3.0, 40.0)
+
+
 def test_usage_of_an_orphan_counts_when_its_node_reports_it() -> None:
     dispatcher = leading("n", "m", cores=1)
     (first,) = submit(dispatcher, request("r"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from services.gpu_manager.devices import GpuDevice
@@ -25,6 +25,7 @@ def services_of(
     views: Iterable[InstanceView],
     device_gb: Iterable[float],
     bad: Iterable[int] = (),
+    released: Iterable[int] = (),
 ) -> ServicesChanged:
     """Return the report. O(services + instances)."""
     resident: dict[str, list[tuple[int, int]]] = {}
@@ -54,6 +55,7 @@ def services_of(
         services=services,
         device_gb=device_gb,
         bad=sorted(bad),
+        released=sorted(released),
     )
 
 
@@ -65,10 +67,12 @@ def _elsewhere(entry: ServiceEntry, gpus: int) -> Iterator[tuple[int, int]]:
             yield from ((first, degree) for first in range(0, gpus - degree + 1, degree) if first != own)
 
 
-def cold_start_s(views: Iterable[InstanceView]) -> dict[str, Seconds]:
-    """Return the median of the measured restores, loads among them: the time until an owned GPU executes."""
+def cold_start_s(views: Iterable[InstanceView], acquire_s: Seconds = 0.0) -> dict[str, Seconds]:
+    """Return the time from owning a GPU until it executes: the median of the measured restores, loads among them, after
+    the acquisition of a GPU that was given away.
+    """
     took = [each for view in views for name, each in view.measured_s.items() if name.startswith("restore")]
-    return {GPUS: statistics.median(took)} if took else {}
+    return {GPUS: acquire_s + statistics.median(took)} if took else {}
 
 
 def page_of(
@@ -77,6 +81,7 @@ def page_of(
     views: Iterable[InstanceView],
     devices: Iterable[GpuDevice],
     clock: Clock,
+    ownership: Callable[[int], tuple[str, str]] = lambda _: ("", ""),
 ) -> ServingPage:
     """Return the page. O(services + instances)."""
     offset_s = clock.unix() - clock.monotonic()
@@ -86,10 +91,18 @@ def page_of(
         at=clock.unix(),
         services={name: _offer(entry) for name, entry in sorted(entries.items())},
         engines=[_engine(view, offset_s) for view in views],
-        gpus=[
-            GpuState(number=one.number, name=one.name, memory_gb=one.memory_gb, measured=one.measured)
-            for one in devices
-        ],
+        gpus=[_gpu(one, *ownership(one.number)) for one in devices],
+    )
+
+
+def _gpu(device: GpuDevice, ownership: str, why: str) -> GpuState:
+    return GpuState(
+        number=device.number,
+        name=device.name,
+        memory_gb=device.memory_gb,
+        measured=device.measured,
+        ownership=ownership,
+        why=why,
     )
 
 

@@ -132,8 +132,8 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
         )
         for one in changed.services
     }
-    device_gb, bad = tuple(changed.device_gb), tuple(changed.bad)
-    return ServicesReported(changed.node, changed.incarnation, changed.resource, services, device_gb, bad)
+    device_gb, bad, released = tuple(changed.device_gb), tuple(changed.bad), tuple(changed.released)
+    return ServicesReported(changed.node, changed.incarnation, changed.resource, services, device_gb, bad, released)
 
 
 def to_foreseen(expected: EnvironmentsExpected) -> Iterator[stimuli.ImagesExpected]:

@@ -21,7 +21,7 @@ from services.gpu_manager.metrics import observe
 from services.gpu_manager.ownership import Hooks, OwnedGpus, check_no_release, hooks_of
 from services.gpu_manager.ownership_records import OwnershipRecords
 from services.gpu_manager.pages import PagePublisher
-from services.gpu_manager.reporting import cold_start_s, page_of, services_of
+from services.gpu_manager.reporting import cold_start_s, page_of, service_capacity, services_of
 from services.gpu_manager.routes import GpuManagerState, readiness
 from services.gpu_manager.service_entries import load_entries
 from services.gpu_manager.serving import Serving
@@ -42,6 +42,7 @@ from shared.runtime.clock import SYSTEM_CLOCK, Clock
 from shared.runtime.http import HttpClient, open_http
 from shared.runtime.http_streams import open_streams
 from shared.runtime.settings import load
+from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 
@@ -115,12 +116,16 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                 released = () if owned is None else owned.machine.unavailable
                 return services_of(node.identity, serving.declared, machine.view(), device_gb, released=released)
 
+            def acquire_s() -> Seconds:
+                return 0.0 if owned is None else owned.acquire_s
+
             agent = NodeAgent(
                 node,
                 executor,
                 clock=clock,
                 report=observe(node.outbox.put),
-                cold_start_s=lambda: cold_start_s(machine.view(), 0.0 if owned is None else owned.acquire_s),
+                cold_start_s=lambda: cold_start_s(machine.view(), acquire_s()),
+                service_capacity=lambda: service_capacity(serving.declared, machine.view(), acquire_s()),
                 services=report,
             )
             limits = NodeLimits(settings.allow_commands, device_gb)

@@ -9,6 +9,7 @@ from typing import Final
 from services.gpu_manager.devices import GpuDevice
 from services.gpu_manager.kinds import GPUS
 from shared.messages.model_services import EngineState, GpuState, ServiceOffer, ServingPage
+from shared.messages.nodes import ServiceCapacity
 from shared.messages.outcomes import ServiceHeld, ServicesChanged
 from shared.model_services.entries import ServiceEntry
 from shared.node.identity import NodeIdentity
@@ -73,6 +74,35 @@ def cold_start_s(views: Iterable[InstanceView], acquire_s: Seconds = 0.0) -> dic
     """
     took = [each for view in views for name, each in view.measured_s.items() if name.startswith("restore")]
     return {GPUS: acquire_s + statistics.median(took)} if took else {}
+
+
+def service_capacity(
+    entries: Mapping[str, ServiceEntry], views: Iterable[InstanceView], acquire_s: Seconds = 0.0
+) -> dict[str, ServiceCapacity]:
+    """Return what the planner needs of each service. O(services + instances)."""
+    measured: dict[str, list[tuple[bool, Seconds]]] = {}
+    for view in views:
+        here = f"restore {view.level or 'cold'}"
+        restores = [(name == here, took_s) for name, took_s in view.measured_s.items() if name.startswith("restore")]
+        measured.setdefault(view.instance.service, []).extend(restores)
+    return {
+        name: ServiceCapacity(
+            resource=GPUS,
+            degrees=sorted(entry.degrees),
+            concurrency=entry.concurrency,
+            restore_s=_restore_s(measured.get(name, []), acquire_s),
+        )
+        for name, entry in entries.items()
+    }
+
+
+def _restore_s(measured: Iterable[tuple[bool, Seconds]], acquire_s: Seconds) -> Seconds:
+    """Return the time of the next restore: the longest from where an engine is now, else the longest of all.
+
+    `measured`: (from where an engine is now, seconds).
+    """
+    longest = max(measured, default=None)
+    return 0.0 if longest is None else round(acquire_s + longest[1], 3)
 
 
 def page_of(

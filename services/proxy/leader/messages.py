@@ -49,7 +49,7 @@ def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
     """Yield the stimuli of one message, in order. Other messages, and old hints, have none."""
     match entry.message:
         case TargetSet() as one:
-            yield stimuli.TargetReceived(one.pool, one.units)
+            yield stimuli.TargetReceived(one.pool, one.units, max(1, one.chunk))
         case BatchEnded() as one:
             yield stimuli.BatchEndReported(one.batch)
         case CompletionExpected() as one:

@@ -16,9 +16,12 @@ from services.gpu_manager.declaring import DeclaredServices
 from services.gpu_manager.devices import GIB, find_devices
 from services.gpu_manager.engine_factory import EngineFactory
 from services.gpu_manager.executor import GpuExecutor
+from services.gpu_manager.kinds import GPUS
 from services.gpu_manager.metrics import observe
+from services.gpu_manager.ownership import Hooks, OwnedGpus, check_no_release, hooks_of
+from services.gpu_manager.ownership_records import OwnershipRecords
 from services.gpu_manager.pages import PagePublisher
-from services.gpu_manager.reporting import cold_start_s, page_of, services_of
+from services.gpu_manager.reporting import cold_start_s, page_of, service_capacity, services_of
 from services.gpu_manager.routes import GpuManagerState, readiness
 from services.gpu_manager.service_entries import load_entries
 from services.gpu_manager.serving import Serving
@@ -31,13 +34,15 @@ from shared.node.connection import START_S, open_node
 from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.model import NodeMemory
 from shared.policy.serving.node_serving import NodeServing
+from shared.policy.serving.ownership import GpuOwnership
 from shared.runtime import log
 from shared.runtime.app import build_app
 from shared.runtime.background import Background
 from shared.runtime.clock import SYSTEM_CLOCK, Clock
-from shared.runtime.http import open_http
+from shared.runtime.http import HttpClient, open_http
 from shared.runtime.http_streams import open_streams
 from shared.runtime.settings import load
+from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 
@@ -51,6 +56,31 @@ def _any_address(_: str) -> str:
     return ""
 
 
+def _always_held(_: int) -> tuple[str, str]:
+    return "", ""
+
+
+def _owned_gpus(
+    settings: GpuManagerSettings,
+    hooks: Hooks | None,
+    records: OwnershipRecords,
+    serving: Serving,
+    executor: GpuExecutor,
+    http: HttpClient,
+) -> OwnedGpus | None:
+    """Return the ownership of the GPUs; None without hooks.
+
+    Raises:
+        WrongSetting: a record cannot be read, or a GPU is not held and there are no hooks.
+    """
+    if hooks is None:
+        check_no_release(records, executor.gpus)
+        return None
+    machine = GpuOwnership(executor.gpus, settings.release_after_s, recorded=records.read(executor.gpus))
+    usage = executor.resources[GPUS]
+    return OwnedGpus(machine, records, serving, usage, hooks, http, settings.node, serving.clock)
+
+
 def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYSTEM_CLOCK) -> FastAPI:
     """The GPU manager's ASGI app. `uvicorn --factory services.gpu_manager.app:create_app`.
 
@@ -61,6 +91,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
     entries = load_entries(settings.services)
     found = find_devices(settings.devices)
     check_devices(entries, len(found.devices))
+    hooks = hooks_of(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[GpuManagerState]:
@@ -79,16 +110,22 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             serving = Serving(machine, factory.backend, found.memory, clock)
             background.start(serving.failed(), name="engines")
             executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes)
+            owned = _owned_gpus(settings, hooks, OwnershipRecords(folders.root), serving, executor, http)
 
             def report() -> ServicesChanged:
-                return services_of(node.identity, serving.declared, machine.view(), device_gb)
+                released = () if owned is None else owned.machine.unavailable
+                return services_of(node.identity, serving.declared, machine.view(), device_gb, released=released)
+
+            def acquire_s() -> Seconds:
+                return 0.0 if owned is None else owned.acquire_s
 
             agent = NodeAgent(
                 node,
                 executor,
                 clock=clock,
                 report=observe(node.outbox.put),
-                cold_start_s=lambda: cold_start_s(machine.view()),
+                cold_start_s=lambda: cold_start_s(machine.view(), acquire_s()),
+                service_capacity=lambda: service_capacity(serving.declared, machine.view(), acquire_s()),
                 services=report,
             )
             limits = NodeLimits(settings.allow_commands, device_gb)
@@ -96,7 +133,14 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             pages = PagePublisher(
                 node.redis,
                 lambda: declared.completed(
-                    page_of(node.identity, serving.declared, machine.view(), found.devices, clock)
+                    page_of(
+                        node.identity,
+                        serving.declared,
+                        machine.view(),
+                        found.devices,
+                        clock,
+                        _always_held if owned is None else owned.state_of,
+                    )
                 ),
                 settings.heartbeat_s,
             )
@@ -106,11 +150,16 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                 pages.changed()
 
             serving.changed = changed
+            if owned is not None:
+                owned.changed = changed
+                owned.begin()
             await with_retries(declared.refresh, what="reading declared services", limit_s=START_S)
             background.start(folders.renewing(), name="lease of engines")
             await adopt_engines(factory, serving)
             background.start(declared.run(settings.heartbeat_s), name="declared services")
             background.start(pages.run(), name="pages")
+            if owned is not None:
+                background.start(owned.run(lambda: agent.met_leader), name="ownership of GPUs")
             try:
                 async with agent.running(heartbeat_s=settings.heartbeat_s):
                     app.state.agent = agent

@@ -24,6 +24,13 @@ WAIT_SECONDS = Histogram(
     "Time from the grant until the engine was resident.",
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
 )
+GPUS_BY_OWNERSHIP = Gauge("treadle_gpu_manager_gpus", "GPUs by ownership, if hooks are set.", ["ownership"])
+HOOK_SECONDS = Histogram(
+    "treadle_gpu_manager_hook_seconds",
+    "Duration of one call of a hook of the operator: release, acquire.",
+    ["hook", "outcome"],
+    buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+)
 
 
 def observe(report: Callable[[Outcome], None]) -> Callable[[Outcome], None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from services.gpu_manager.devices import GpuDevice
 from services.gpu_manager.kinds import GPUS
 from shared.messages.model_services import EngineState, GpuState, ServiceOffer, ServingPage
+from shared.messages.nodes import ServiceCapacity
 from shared.messages.outcomes import ServiceHeld, ServicesChanged
 from shared.model_services.entries import ServiceEntry
 from shared.node.identity import NodeIdentity
@@ -25,6 +26,7 @@ def services_of(
     views: Iterable[InstanceView],
     device_gb: Iterable[float],
     bad: Iterable[int] = (),
+    released: Iterable[int] = (),
 ) -> ServicesChanged:
     """Return the report. O(services + instances)."""
     resident: dict[str, list[tuple[int, int]]] = {}
@@ -54,6 +56,7 @@ def services_of(
         services=services,
         device_gb=device_gb,
         bad=sorted(bad),
+        released=sorted(released),
     )
 
 
@@ -65,10 +68,41 @@ def _elsewhere(entry: ServiceEntry, gpus: int) -> Iterator[tuple[int, int]]:
             yield from ((first, degree) for first in range(0, gpus - degree + 1, degree) if first != own)
 
 
-def cold_start_s(views: Iterable[InstanceView]) -> dict[str, Seconds]:
-    """Return the median of the measured restores, loads among them: the time until an owned GPU executes."""
+def cold_start_s(views: Iterable[InstanceView], acquire_s: Seconds = 0.0) -> dict[str, Seconds]:
+    """Return the time from owning a GPU until it executes: the median of the measured restores, loads among them, after
+    the acquisition of a GPU that was given away.
+    """
     took = [each for view in views for name, each in view.measured_s.items() if name.startswith("restore")]
-    return {GPUS: statistics.median(took)} if took else {}
+    return {GPUS: acquire_s + statistics.median(took)} if took else {}
+
+
+def service_capacity(
+    entries: Mapping[str, ServiceEntry], views: Iterable[InstanceView], acquire_s: Seconds = 0.0
+) -> dict[str, ServiceCapacity]:
+    """Return what the planner needs of each service. O(services + instances)."""
+    measured: dict[str, list[tuple[bool, Seconds]]] = {}
+    for view in views:
+        here = f"restore {view.level or 'cold'}"
+        restores = [(name == here, took_s) for name, took_s in view.measured_s.items() if name.startswith("restore")]
+        measured.setdefault(view.instance.service, []).extend(restores)
+    return {
+        name: ServiceCapacity(
+            resource=GPUS,
+            degrees=sorted(entry.degrees),
+            concurrency=entry.concurrency,
+            restore_s=_restore_s(measured.get(name, []), acquire_s),
+        )
+        for name, entry in entries.items()
+    }
+
+
+def _restore_s(measured: Iterable[tuple[bool, Seconds]], acquire_s: Seconds) -> Seconds:
+    """Return the time of the next restore: the longest from where an engine is now, else the longest of all.
+
+    `measured`: (from where an engine is now, seconds).
+    """
+    longest = max(measured, default=None)
+    return 0.0 if longest is None else round(acquire_s + longest[1], 3)
 
 
 def page_of(
@@ -77,6 +111,7 @@ def page_of(
     views: Iterable[InstanceView],
     devices: Iterable[GpuDevice],
     clock: Clock,
+    ownership: Callable[[int], tuple[str, str]] = lambda _: ("", ""),
 ) -> ServingPage:
     """Return the page. O(services + instances)."""
     offset_s = clock.unix() - clock.monotonic()
@@ -86,10 +121,18 @@ def page_of(
         at=clock.unix(),
         services={name: _offer(entry) for name, entry in sorted(entries.items())},
         engines=[_engine(view, offset_s) for view in views],
-        gpus=[
-            GpuState(number=one.number, name=one.name, memory_gb=one.memory_gb, measured=one.measured)
-            for one in devices
-        ],
+        gpus=[_gpu(one, *ownership(one.number)) for one in devices],
+    )
+
+
+def _gpu(device: GpuDevice, ownership: str, why: str) -> GpuState:
+    return GpuState(
+        number=device.number,
+        name=device.name,
+        memory_gb=device.memory_gb,
+        measured=device.measured,
+        ownership=ownership,
+        why=why,
     )
 
 

@@ -46,5 +46,14 @@ class GpuManagerSettings(ServiceSettings):
     """Seconds between heartbeats. By default the leader considers a node lost after five missed ones."""
     output_bytes: int = Field(4 << 20, gt=0)
     """Largest JSON of one result. A longer completion is cut and flagged; longer lists of numbers have failed."""
+    on_release: str = Field("", repr=False)
+    """Hook that is called when GPUs are given away, after they were drained: a URL (POST), or a JSON list of a command,
+    `["/usr/local/bin/release-gpus"]`. It must be idempotent. Set both hooks, or none: then all GPUs are held."""
+    on_acquire: str = Field("", repr=False)
+    """Hook that is called before given GPUs are used again. It has succeeded if nothing else uses them any more."""
+    hook_s: float = Field(60.0, gt=0)
+    """Seconds after which a call of a hook has failed, and its processes are killed. It is called again later."""
+    release_after_s: float = Field(10.0, ge=0)
+    """Seconds for which GPUs above this node's share are kept before they are drained and given away."""
     engine_key: str = Field("", repr=False)
     """Key of the engines' API, sent as `Authorization: Bearer`. Empty: none."""

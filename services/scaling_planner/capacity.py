@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from shared.kinds.registry import all_kinds
-from shared.messages.nodes import Bye, Heartbeat, Hello
+from shared.messages.nodes import Bye, Heartbeat, Hello, ServiceCapacity
+from shared.policy.scaling.chunked_pools import PlannedService
 from shared.policy.scaling.stimuli import NodesChanged
 from shared.runtime.units import Seconds
 
@@ -22,6 +23,8 @@ class Capacity:
     _last_message_s: dict[str, Seconds] = field(default_factory=dict)
     _cold_start_s: dict[str, dict[str, Seconds]] = field(default_factory=dict)
     """By node and resource, as last measured."""
+    _services: dict[str, dict[str, ServiceCapacity]] = field(default_factory=dict)
+    """By node: its model services."""
 
     def receive(self, at: Seconds, message: Hello | Heartbeat | Bye) -> None:
         """Handle one message, in the order of the stream."""
@@ -34,6 +37,7 @@ class Capacity:
                 del self._hellos[oldest]
                 self._last_message_s.pop(oldest, None)
                 self._cold_start_s.pop(oldest, None)
+                self._services.pop(oldest, None)
         known = self._hellos.get(message.node)
         if known is None or known.incarnation != message.incarnation:
             return
@@ -41,14 +45,16 @@ class Capacity:
             del self._hellos[message.node]
             self._last_message_s.pop(message.node, None)
             self._cold_start_s.pop(message.node, None)
+            self._services.pop(message.node, None)
         else:
             self._last_message_s[message.node] = at
         if isinstance(message, Heartbeat):
             self._cold_start_s[message.node] = message.cold_start_s
+            self._services[message.node] = message.services
 
     def stimulus(self, now: Seconds) -> NodesChanged:
-        """Stimulus for the planner: capacities and cold starts."""
-        return NodesChanged(self.by_pool(now), self.cold_start_s(now))
+        """Stimulus for the planner: capacities, cold starts and model services."""
+        return NodesChanged(self.by_pool(now), self.cold_start_s(now), self.services(now))
 
     def by_pool(self, now: Seconds) -> dict[str, int]:
         """Units by pool of the nodes with a message within `lost_s`.
@@ -75,5 +81,26 @@ class Capacity:
                 longest[pool] = max(longest.get(pool, 0.0), math.ceil(seconds * 10) / 10)
         return longest
 
+    def services(self, now: Seconds) -> dict[str, dict[str, PlannedService]]:
+        """By pool, the model services of live nodes. Of different reports, the fewest requests of an engine and the
+        longest restore count.
+        """
+        pools: dict[str, dict[str, PlannedService]] = {}
+        for node, reported in self._services.items():
+            for name, one in reported.items() if self._is_alive(node, now) else ():
+                pool = pools.setdefault(f"{one.resource}@{self._hellos[node].node_class}", {})
+                restore_s = math.ceil(one.restore_s * 10) / 10
+                here = PlannedService(tuple(one.degrees), one.concurrency, restore_s)
+                pool[name] = here if name not in pool else _combined(pool[name], here)
+        return pools
+
     def _is_alive(self, node: str, now: Seconds) -> bool:
         return now - self._last_message_s.get(node, 0.0) <= self.lost_s
+
+
+def _combined(one: PlannedService, other: PlannedService) -> PlannedService:
+    return PlannedService(
+        tuple(sorted({*one.degrees, *other.degrees})),
+        min(one.concurrency, other.concurrency),
+        max(one.restore_s, other.restore_s),
+    )

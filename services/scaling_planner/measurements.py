@@ -23,7 +23,7 @@ def opened_batch(message: BatchOpened) -> OpenedBatch:
         task=message.task,
         size=message.size,
         stages=tuple(
-            Stage(stage.name, stage.worker_cost, stage.timeout_s, stage.pool, stage.units, stage.quotas)
+            Stage(stage.name, stage.worker_cost, stage.timeout_s, stage.pool, stage.units, stage.quotas, stage.service)
             for stage in message.stages
         ),
         max_extra_delay_s=message.max_extra_delay_s,

@@ -27,7 +27,14 @@ from shared.bus.nodes import read_hellos
 from shared.bus.results import RequestRecord, read_record
 from shared.bus.tail import Tail
 from shared.messages.batches import BatchEnded, BatchOpened, FirstArrival, RolloutProgress
-from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
+from shared.messages.targets import (
+    COMPLETIONS,
+    RESIDENCIES,
+    TARGETS,
+    CompletionExpected,
+    ResidencyWanted,
+    TargetSet,
+)
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
     BatchAdded,
@@ -41,6 +48,7 @@ from shared.policy.scaling.stimuli import (
     Stimulus,
     TargetsRestored,
     TimerFired,
+    WantResidency,
 )
 from shared.policy.scaling.workload import OpenedBatch, PastBatch
 from shared.runtime import log
@@ -278,11 +286,19 @@ class PlannerService:
             if isinstance(one, ExpectCompletion)
         ]
         targets = [
-            TARGETS.encode(TargetSet(pool=one.pool, units=one.units, decided_at=now, reason=one.reason.summary))
+            TARGETS.encode(
+                TargetSet(pool=one.pool, units=one.units, decided_at=now, reason=one.reason.summary, chunk=one.chunk)
+            )
             for one in commands
             if isinstance(one, PublishTarget)
         ]
-        for topic, payloads in ((COMPLETIONS, completions), (TARGETS, targets)):
+        residencies = [
+            RESIDENCIES.encode(ResidencyWanted(pool=one.pool, service=one.service, degree=one.degree, batch=one.batch))
+            for one in commands
+            if isinstance(one, WantResidency)
+        ]
+        published = ((COMPLETIONS, completions), (TARGETS, targets), (RESIDENCIES, residencies))
+        for topic, payloads in published:
             if payloads:
                 await self._append(topic.name, topic.maxlen or 10_000, payloads)
 

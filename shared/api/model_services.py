@@ -103,7 +103,22 @@ class ModelServiceView(BaseModel):
     """Engines that run or have run, by node and GPUs."""
 
 
+class GpuView(BaseModel):
+    """One GPU of a node."""
+
+    node: str
+    number: int
+    name: str
+    memory_gb: float
+    ownership: str
+    """`held` (the mesh uses it), `draining`, `releasing`, `released` (given away), `acquiring`, or `unknown` (a hook
+    has failed). Empty: its node has no hooks, so it is always held."""
+    why: str
+    """Reason for an ownership that is not `held`."""
+
+
 class ModelServiceList(BaseModel):
-    """All model services, by name."""
+    """All model services by name, and the GPUs of all nodes."""
 
     services: list[ModelServiceView]
+    gpus: list[GpuView]

@@ -28,6 +28,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_s: float
     quotas: dict[str, float] = {}
     """Quota -> amount that one action of this stage takes."""
+    service: str = ""
+    """Model service that its actions use; empty: none, or each request names its own."""
 
 
 class BatchOpened(Message, frozen=True, kw_only=True, tag="batch.opened.v1"):

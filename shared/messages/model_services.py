@@ -98,6 +98,10 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_gb: float
     measured: bool = False
     """Its memory is measured. False: it is described by a setting."""
+    ownership: str = ""
+    """`shared.policy.serving.ownership.Ownership`. Empty: no hooks are set, so it is always held."""
+    why: str = ""
+    """Reason for an ownership that is not `held`."""
 
 
 class ServingPage(msgspec.Struct, frozen=True, kw_only=True):

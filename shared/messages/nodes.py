@@ -5,6 +5,8 @@ A node is name + incarnation; a new incarnation ends the old one's grants.
 
 from __future__ import annotations
 
+import msgspec
+
 from shared.messages.base import Message, Topic
 
 
@@ -30,6 +32,18 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello.v1"):
     0: unknown."""
 
 
+class ServiceCapacity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One model service of a node, for the planner."""
+
+    resource: str
+    degrees: list[int]
+    """Units that one engine of it may use."""
+    concurrency: int = 1
+    """Actions that one engine executes at the same time."""
+    restore_s: float = 0.0
+    """Seconds from owning a unit until an evicted engine serves on it, as recently measured here; 0: not measured."""
+
+
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """The manager is alive."""
 
@@ -40,6 +54,8 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
     owned_unit_s: dict[str, float] = {}
     """Integral of owned units since the start, unit-seconds."""
     used_unit_s: dict[str, float] = {}
+    services: dict[str, ServiceCapacity] = {}
+    """Model services of the node."""
     cold_start_s: dict[str, float] = {}
     """Resource -> seconds from owning a unit to a worker that executes on it, as recently measured here; absent if not
     measured."""

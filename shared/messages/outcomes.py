@@ -154,6 +154,9 @@ class ServicesChanged(Message, frozen=True, kw_only=True, tag="services-changed.
     """Memory of each unit."""
     bad: list[int] = []
     """Units that must not be granted."""
+    released: list[int] = []
+    """Units that are given away, or drained for that. They are granted again after they were acquired, and they are
+    acquired when the node's share needs them."""
 
 
 class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):

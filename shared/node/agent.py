@@ -25,7 +25,7 @@ from shared.messages.grants import (
     ShareSet,
     grants_topic,
 )
-from shared.messages.nodes import Bye, Heartbeat, Hello
+from shared.messages.nodes import Bye, Heartbeat, Hello, ServiceCapacity
 from shared.messages.outcomes import ImagesChanged, InventoryTaken, Outcome, ServicesChanged
 from shared.node.attempts import Attempts
 from shared.node.connection import NodeConnection
@@ -59,6 +59,7 @@ class NodeAgent:
         report: Callable[[Outcome], None] | None = None,
         cold_start_s: Callable[[], dict[str, Seconds]] = dict,
         services: Callable[[], ServicesChanged] | None = None,
+        service_capacity: Callable[[], dict[str, ServiceCapacity]] = dict,
     ) -> None:
         """Assemble the agent.
 
@@ -71,6 +72,7 @@ class NodeAgent:
             report: publishes outcomes; default: the connection's outbox.
             cold_start_s: returns resource -> seconds from owning a unit to a worker that executes on it, as measured.
             services: returns the model services of the node, if it has any.
+            service_capacity: returns what the planner needs of these, by name.
         """
         self.identity, self._redis, self._outbox = connection.identity, connection.redis, connection.outbox
         self._executor = executor
@@ -80,6 +82,7 @@ class NodeAgent:
         self._clock = clock
         self._cold_start_s = cold_start_s
         self._services = services
+        self._service_capacity = service_capacity
         self._services_due = False
         self.attempts = Attempts(self.identity, executor, report or self._outbox.put, clock, environments, parking)
         self._outbox.may_gather = self.attempts.busy
@@ -239,6 +242,7 @@ class NodeAgent:
             used={name: usage.used for name, usage in resources},
             owned_unit_s={name: round(usage.owned_unit_s, 3) for name, usage in resources},
             used_unit_s={name: round(usage.used_unit_s, 3) for name, usage in resources},
+            services=self._service_capacity(),
             cold_start_s=self._cold_start_s(),
         )
 

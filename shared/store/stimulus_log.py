@@ -47,7 +47,7 @@ KINDS: Mapping[str, type[Stimulus]] = {
     )
 }
 
-VERSION = 4
+VERSION = 5
 """Version of the log. Raise it with any change of `PlannerConfig`, of a stimulus or of a command."""
 NAME = "planner"
 """Prefix of the files' names."""

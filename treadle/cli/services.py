@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -16,7 +16,7 @@ from rich.table import Table
 from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import CommandFailed, exit_status
 from treadle.cli.up import Home
-from treadle.client.answers import EngineView, ModelServiceView
+from treadle.client.answers import EngineView, GpuView, ModelServiceList, ModelServiceView
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.", show_default=False)]
 MOST_BYTES = 256 << 10
@@ -30,6 +30,9 @@ STYLES = {
     "restoring": "yellow",
     "draining": "yellow",
     "evicting": "yellow",
+    "held": "green",
+    "releasing": "yellow",
+    "acquiring": "yellow",
 }
 
 
@@ -56,13 +59,13 @@ def ls(context: typer.Context, as_json: AsJson = False, url: Url = None, home: H
     """List the model services with their engines. It wakes no engine."""
     options = GroupOptions.of(context, url, home, as_json)
     with exit_status("services ls"):
-        views = options.call(lambda client: client.model_services.all())
+        found = options.call(lambda client: client.model_services.overview())
         if options.as_json:
-            typer.echo(msgspec.json.encode({"services": views}))
-        elif not views:
+            typer.echo(msgspec.json.encode(found))
+        elif not found.services:
             typer.echo("there is no model service; declare some in the file GPU_MANAGER_SERVICES of a GPU manager")
         else:
-            Console().print(_table(views))
+            Console().print(_overview(found))
 
 
 def watch(
@@ -76,11 +79,11 @@ def watch(
     options = GroupOptions.of(context, url, home, as_json)
     with exit_status("services watch"):
         while options.as_json:
-            typer.echo(msgspec.json.encode({"services": options.call(lambda client: client.model_services.all())}))
+            typer.echo(msgspec.json.encode(options.call(lambda client: client.model_services.overview())))
             time.sleep(seconds)
     with exit_status("services watch"), Live(_table([]), console=Console(), auto_refresh=False) as live:
         while True:
-            live.update(_table(options.call(lambda client: client.model_services.all())), refresh=True)
+            live.update(_overview(options.call(lambda client: client.model_services.overview())), refresh=True)
             time.sleep(seconds)
 
 
@@ -150,6 +153,23 @@ def _show(view: ModelServiceView, as_json: bool) -> None:
         console.print(escape(f"not applied yet by {', '.join(view.pending)}: each does at its next heartbeat"))
     for problem in view.problems:
         console.print(escape(f"{problem.node} cannot use it: {problem.why}"))
+
+
+def _overview(found: ModelServiceList) -> Group:
+    """Services with their engines, and the GPUs of nodes that give some away."""
+    owned = [one for one in found.gpus if one.ownership]
+    return Group(_table(found.services), "", _gpus(owned)) if owned else Group(_table(found.services))
+
+
+def _gpus(gpus: Sequence[GpuView]) -> Table:
+    table = Table(pad_edge=False, box=None)
+    for title in ("NODE", "GPU", "OWNERSHIP", "NAME", "WHY"):
+        table.add_column(title)
+    for one in gpus:
+        style = STYLES.get(one.ownership, "")
+        shown = f"[{style}]{escape(one.ownership)}[/]" if style else escape(one.ownership)
+        table.add_row(escape(one.node), str(one.number), shown, escape(one.name), escape(one.why))
+    return table
 
 
 def _table(views: Sequence[ModelServiceView]) -> Table:

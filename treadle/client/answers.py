@@ -518,10 +518,22 @@ class ModelServiceView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     engines: list[EngineView]
 
 
+class GpuView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU of a node."""
+
+    node: str
+    number: int
+    name: str
+    memory_gb: float
+    ownership: str
+    why: str
+
+
 class ModelServiceList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All model services, by name."""
+    """All model services by name, and the GPUs of all nodes."""
 
     services: list[ModelServiceView]
+    gpus: list[GpuView]
 
 
 class QuotaLease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -153,6 +153,7 @@ class ModelServices(_Twin):
     """Model services of one mesh."""
 
     all = _blocking(AsyncModelServices.all)
+    overview = _blocking(AsyncModelServices.overview)
     view = _blocking(AsyncModelServices.view)
     set = _blocking(AsyncModelServices.set)
     delete = _blocking(AsyncModelServices.delete)

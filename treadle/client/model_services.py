@@ -17,7 +17,11 @@ class AsyncModelServices:
 
     async def all(self) -> list[ModelServiceView]:
         """Return all model services with the states of their engines, by name. It wakes no engine."""
-        return (await self._transport.call(ModelServiceList, "GET", "/v1/services")).services
+        return (await self.overview()).services
+
+    async def overview(self) -> ModelServiceList:
+        """Return all model services, and the GPUs of all nodes. It wakes no engine."""
+        return await self._transport.call(ModelServiceList, "GET", "/v1/services")
 
     async def view(self, service: str) -> ModelServiceView:
         """Return one model service with the states of its engines. It wakes no engine.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Request, Response
 
 from services.proxy.http.openapi.schemas import ref
-from services.proxy.http.service_views import service_views
+from services.proxy.http.service_views import gpu_views, service_views
 from services.proxy.state import CurrentState, ProxyState
 from shared.api.model_services import ModelServiceList, ModelServiceView
 from shared.bus.model_services import declare_service, read_declared, read_pages
@@ -45,8 +45,9 @@ _BODY: Final[dict[str, Any]] = {
 
 @router.get("", summary="All model services", responses=problem_responses(422, 503))
 async def list_services(proxy: CurrentState) -> ModelServiceList:
-    """Declared services, and the state of each of their engines. Reading it wakes no engine."""
-    return ModelServiceList(services=await _services(proxy))
+    """Declared services, the state of each of their engines, and the GPUs of all nodes. Reading it wakes no engine."""
+    pages = await read_pages(proxy.redis, proxy.clock.unix())
+    return ModelServiceList(services=service_views(pages, await read_declared(proxy.redis)), gpus=gpu_views(pages))
 
 
 @router.get("/{service}", summary="One model service", responses=problem_responses(404, 422, 503))

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
-from shared.api.model_services import EngineView, EntryView, ModelServiceView, ServiceProblem
+from shared.api.model_services import EngineView, EntryView, GpuView, ModelServiceView, ServiceProblem
 from shared.bus.model_services import Declared, DeclaredSet
 from shared.messages.model_services import EngineState, ServiceOffer, ServingPage, ShownEntry
 from shared.model_services.shown import shown
+
+_SHOWN: Final = ("number", "name", "memory_gb", "ownership", "why")
+"""Fields of a GPU's view that its page has."""
 
 
 def service_views(pages: Sequence[ServingPage], declared: DeclaredSet) -> list[ModelServiceView]:
     """Return all services by name: those that nodes use, and those that REST declares. O(services * nodes)."""
     names = {name for page in pages for name in page.services} | declared.services.keys()
     return [_view(name, pages, declared.services.get(name)) for name in sorted(names)]
+
+
+def gpu_views(pages: Sequence[ServingPage]) -> list[GpuView]:
+    """Return all GPUs by node and number. O(GPUs)."""
+    return [
+        GpuView(node=page.node, **{name: getattr(one, name) for name in _SHOWN})
+        for page in sorted(pages, key=lambda page: page.node)
+        for one in page.gpus
+    ]
 
 
 def _view(name: str, pages: Sequence[ServingPage], declared: Declared | None) -> ModelServiceView:

@@ -49,7 +49,7 @@ def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
     """Yield the stimuli of one message, in order. Other messages, and old hints, have none."""
     match entry.message:
         case TargetSet() as one:
-            yield stimuli.TargetReceived(one.pool, one.units)
+            yield stimuli.TargetReceived(one.pool, one.units, max(1, one.chunk))
         case BatchEnded() as one:
             yield stimuli.BatchEndReported(one.batch)
         case CompletionExpected() as one:
@@ -132,8 +132,8 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
         )
         for one in changed.services
     }
-    device_gb, bad = tuple(changed.device_gb), tuple(changed.bad)
-    return ServicesReported(changed.node, changed.incarnation, changed.resource, services, device_gb, bad)
+    device_gb, bad, released = tuple(changed.device_gb), tuple(changed.bad), tuple(changed.released)
+    return ServicesReported(changed.node, changed.incarnation, changed.resource, services, device_gb, bad, released)
 
 
 def to_foreseen(expected: EnvironmentsExpected) -> Iterator[stimuli.ImagesExpected]:

@@ -43,6 +43,12 @@ class PreparedStage:
         """Quotas whose amounts the mesh learns."""
         return frozenset(name for name, amount in amounts_of(self.template.quotas).items() if amount == LEARNED)
 
+    @property
+    def service(self) -> str:
+        """Model service of the template; empty: the kind uses none, or each request names its own."""
+        given = self.template.params.get(self.form.spec.service_by)
+        return given if isinstance(given, str) else ""
+
     def plan(self, learned: Mapping[str, float]) -> StagePlan:
         """Return the stage's description for the planner. `learned`: present amounts of quotas, at least of those whose
         amounts the mesh learns.
@@ -57,6 +63,7 @@ class PreparedStage:
                 name: learned[name] if amount == LEARNED else amount
                 for name, amount in amounts_of(self.template.quotas).items()
             },
+            service=self.service,
         )
 
     def check_units(self, params: Mapping[str, Any]) -> None:

@@ -123,7 +123,7 @@ class NodeHandler:
         if node is None or not isinstance(chunks, Chunks):
             return False
         before = chunks.offer
-        chunks.report(report.services, report.device_gb, report.bad)
+        chunks.report(report.services, report.device_gb, report.bad, report.released)
         self.cluster.nodes.served(node)
         if chunks.offer != before:
             self.cluster.queues.nodes_changed()

@@ -18,3 +18,5 @@ class ServicesReported:
     device_gb: tuple[float, ...]
     """Memory of each GPU."""
     bad: tuple[int, ...] = ()
+    released: tuple[int, ...] = ()
+    """GPUs that are given away, or drained for that: they can be granted after they were acquired."""

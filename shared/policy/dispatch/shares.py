@@ -10,7 +10,8 @@ from __future__ import annotations
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import Command, SetShare
-from shared.policy.resources.ledger import Node, spread
+from shared.policy.resources.chunk_shares import spread_chunks
+from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Pool, ZeroQueue
 
 
@@ -33,13 +34,13 @@ def update_shares(cluster: ClusterState, pool: Pool, now: float, *, blocked: boo
     outside = max(pool.outside.peak, pool.outside.units + startable[1])
     bound = _bound_units(cluster, pool, now)
     of_head = (action.work.kind, action.work.units) if action is not None else ()
-    inputs = (pool.target, outside, least, tuple(bound.items()), *of_head)
+    inputs = (pool.target, pool.chunk, outside, least, tuple(bound.items()), *of_head)
     if inputs == pool.settled:
         return []
     # Nodes of a class may come from several managers: a node that makes calls has no cores.
     nodes = [node for node in cluster.nodes.of(pool) if node.ready and pool.resource in node.resources]
     wanted, shares = _spread_for(pool, nodes, action, rule, bound, startable)
-    pool.settled = inputs if sum(shares.values()) == wanted else None
+    pool.settled = inputs if 0 <= sum(shares.values()) - wanted < pool.chunk else None
     return _set_shares(nodes, pool.resource, shares)
 
 
@@ -55,10 +56,11 @@ def _spread_for(
     able = [] if head is None else [node for node in nodes if head.could_run_on(node)]
     needed = head.pool_units if head is not None and able else 0
     wanted = pool.wanted(nodes, needed, rule, startable)
-    shares = spread(wanted, nodes, pool.resource, bound)
+    shares = spread_chunks(wanted, nodes, pool.resource, bound, pool.chunk)
     if able and all(shares[node.name] < needed for node in able):  # else no node would ever own enough for the head
         host = min(able, key=lambda node: (-node.limit(pool.resource), node.name))  # owns most: the choice is stable
-        shares = spread(wanted, nodes, pool.resource, {**bound, host.name: max(needed, bound.get(host.name, 0))})
+        at_least = {**bound, host.name: max(needed, bound.get(host.name, 0))}
+        shares = spread_chunks(wanted, nodes, pool.resource, at_least, pool.chunk)
     return wanted, shares
 
 

@@ -242,6 +242,8 @@ class TargetReceived:
 
     pool: str
     units: int
+    chunk: int = 1
+    """Units that its work needs together on one node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,7 +286,8 @@ class StimulusHandlers:
     # ---- planner and time --------------------------------------------------------------------------------------
 
     def _target_received(self, _: float, target: stimuli.TargetReceived) -> list[Command]:
-        self.cluster.queues.pool(target.pool).target = target.units
+        pool = self.cluster.queues.pool(target.pool)
+        pool.target, pool.chunk = target.units, target.chunk
         self.cluster.queues.dirty.add(target.pool)
         return []
 

@@ -4,7 +4,8 @@ A *chunk* is an aligned interval of 1, 2, 4 or 8 GPUs. Splitting and merging nee
 from the set of free GPUs. Laws (tests/shared/policy/resources/test_chunks.py):
   - a GPU is in at most one busy chunk, and a busy chunk has one model service. Several holders share it, up to the
     service's concurrency;
-  - a GPU that is marked bad is in no new chunk. It still counts as existing;
+  - a GPU that is marked bad or is released is in no new chunk. It still counts as existing. Work that needs a released
+    one waits for it, because it comes back when the node's share needs it; work that needs a bad one can never start;
   - a new holder joins a busy chunk of its service, if one has room. Otherwise the smallest free block that is large
     enough is split. Among blocks of one level, a chunk that holds the service is first, then the one that was used
     least recently. Blocks above the largest degree of the node's services count as one level: nothing needs them whole.
@@ -47,7 +48,19 @@ class ChunkChoice(NamedTuple):
 class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
-    __slots__ = ("_bad", "_beyond", "_busy", "_held", "_largest", "_mask", "_share", "capacity", "models", "spec")
+    __slots__ = (
+        "_away",
+        "_bad",
+        "_beyond",
+        "_busy",
+        "_held",
+        "_largest",
+        "_mask",
+        "_share",
+        "capacity",
+        "models",
+        "spec",
+    )
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
         self.spec = spec
@@ -57,6 +70,8 @@ class Chunks:
         self._share: int | None = None
         self._bad = 0
         """Bad GPUs, as bits."""
+        self._away = 0
+        """GPUs that must not be granted now: bad and released ones, as bits."""
         self._mask = 0
         """GPUs in busy chunks, as bits."""
         self._busy: dict[Chunk, _Busy] = {}
@@ -71,10 +86,13 @@ class Chunks:
 
     # ---- reports of the node -----------------------------------------------------------------------------------
 
-    def report(self, served: Served, device_gb: Sequence[float], bad: Iterable[int] = ()) -> None:
-        """Apply the node's report of its model services, the memory of its GPUs, and bad GPUs."""
+    def report(
+        self, served: Served, device_gb: Sequence[float], bad: Iterable[int] = (), released: Iterable[int] = ()
+    ) -> None:
+        """Apply the node's report of its model services, the memory of its GPUs, and bad and released GPUs."""
         self.models.report(served, device_gb, ((chunk, busy.service) for chunk, busy in self._busy.items()))
-        self._bad = sum(1 << gpu for gpu in set(bad) if 0 <= gpu < self.capacity)
+        self._bad = self._mask_of(bad)
+        self._away = self._bad | self._mask_of(released)
         self._largest = max((degree for one in served.values() for degree in one.degrees), default=LARGEST)
 
     @property
@@ -106,8 +124,8 @@ class Chunks:
 
     @property
     def free(self) -> int:
-        """GPUs that the node owns and that are neither busy nor bad."""
-        usable = self.capacity - (self._bad & ~self._mask).bit_count()
+        """GPUs that the node owns and that are not busy, bad or released."""
+        usable = self.capacity - (self._away & ~self._mask).bit_count()
         owned = usable if self._share is None else min(self._share, usable)
         return max(0, owned - self.used)
 
@@ -138,7 +156,7 @@ class Chunks:
             return ChunkChoice(0, 0, False, 0.0, joined)
         if units > self.free:
             return None
-        free, best = ~(self._mask | self._bad), None
+        free, best = ~(self._mask | self._away), None
         for chunk in self._chunks(units):
             if chunk.mask & ~free or not self._usable(chunk, service):
                 continue
@@ -210,11 +228,14 @@ class Chunks:
         """Sets of free blocks, with the chunks of the holders `but` given back."""
         freed = [chunk for chunk, busy in self._busy.items() if busy.holders <= but.keys()]
         busy = self._mask & ~sum(chunk.mask for chunk in freed)
-        free = ((1 << self.capacity) - 1) & ~(busy | self._bad)
+        free = ((1 << self.capacity) - 1) & ~(busy | self._away)
         units = self.free + sum(chunk.size for chunk in freed)
         return ChunkStates(blocks_of(free, self.capacity), units)
 
     # ---- parts -------------------------------------------------------------------------------------------------
+
+    def _mask_of(self, gpus: Iterable[int]) -> int:
+        return sum(1 << gpu for gpu in set(gpus) if 0 <= gpu < self.capacity)
 
     def _serves(self, units: int, service: str) -> bool:
         if not service:
@@ -235,7 +256,7 @@ class Chunks:
             count = len(busy.holders)
             if busy.service != service or chunk.size != units or not fullest < count < most:
                 continue
-            if not chunk.mask & self._bad and self._usable(chunk, service):
+            if not chunk.mask & self._away and self._usable(chunk, service):
                 best, fullest = chunk, count
         return best
 

@@ -95,6 +95,8 @@ class Pool(Lane):
     node_class: str = field(init=False)
     target: int | None = None
     """Target of the planner; None until the first one: then all units are owned."""
+    chunk: int = 1
+    """Units that the planned work needs together on one node."""
     settled: tuple[object, ...] | None = None
     """Inputs for which the nodes' shares were computed, if they add up; None if they must be computed again."""
     lanes_made: int = 0

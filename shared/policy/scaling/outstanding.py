@@ -6,6 +6,7 @@ import math
 from collections.abc import Container, Sequence
 from itertools import accumulate
 
+from shared.policy.scaling.chunked_pools import Services, concurrency_of, rounded_up, spare_units
 from shared.policy.scaling.stimuli import ObservedBatch
 from shared.policy.scaling.workload import Stage
 
@@ -42,32 +43,65 @@ def outstanding(
 
 
 def most_units(
-    stages: Sequence[Stage], counts: Sequence[float], pool: str, at_once: Sequence[float] | None = None
+    stages: Sequence[Stage],
+    counts: Sequence[float],
+    pool: str,
+    at_once: Sequence[float] | None = None,
+    services: Services | None = None,
 ) -> float:
     """Most units of a pool that outstanding requests could hold at once: each is in one stage at a time.
 
-    `at_once`: by stage, the most requests that its quotas let run at once; None: any number of each.
+    Args:
+        stages: of the workflow.
+        counts: unanswered requests by their present stage.
+        pool: the pool.
+        at_once: by stage, the most requests that its quotas let run at once; None: any number of each.
+        services: of a pool of chunks, whose requests share engines. Then the result is an upper bound, at most a chunk
+            of each service above the exact number. None: each request has units of its own.
     """
-    if at_once is None:
-        widths = [stage.units if stage.drawn_from == pool else 0 for stage in stages]
-        widest = list(accumulate(reversed(widths), max))[::-1]
-        return sum(count * width for count, width in zip(counts, widest, strict=True) if count and width)
+    widths = [float(stage.units) if stage.drawn_from == pool else 0.0 for stage in stages]
+    alone = _spread(widths, counts, at_once)
+    shares = [concurrency_of(stage, services or {}) for stage in stages]
+    if all(share == 1 for share in shares):
+        return alone
+    together = _spread([width / share for width, share in zip(widths, shares, strict=True)], counts, at_once)
+    spare, most = spare_units(stages, counts, pool, services or {}, at_once)
+    return rounded_up(min(alone, together + spare, most))
+
+
+def _spread(widths: Sequence[float], counts: Sequence[float], at_once: Sequence[float] | None) -> float:
+    """Most units that requests hold, each in the best of its stages. `widths`: units of a request by stage."""
+    if at_once is not None:
+        return _limited(widths, counts, at_once)
+    widest = list(accumulate(reversed(widths), max))[::-1]
+    return sum(count * width for count, width in zip(counts, widest, strict=True) if count and width)
+
+
+def _limited(widths: Sequence[float], counts: Sequence[float], at_once: Sequence[float]) -> float:
+    """Most units that requests hold of which only some may be in a stage at once."""
     left, units = list(counts), 0.0
-    for place in sorted(range(len(stages)), key=lambda place: -stages[place].units):
-        room = at_once[place] if stages[place].drawn_from == pool else 0.0
+    for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
+        room = at_once[place] if widths[place] else 0.0
         for present in range(place, -1, -1):  # those with the fewest stages to come first
             taken = min(room, left[present])
             if taken > 0:
-                units += taken * stages[place].units
+                units += taken * widths[place]
                 room, left[present] = (one - taken if one < math.inf else one for one in (room, left[present]))
     return units
 
 
-def least_units(stages: Sequence[Stage], counts: Sequence[float], pool: str, held_back: Container[str] = ()) -> int:
+def least_units(
+    stages: Sequence[Stage],
+    counts: Sequence[float],
+    pool: str,
+    held_back: Container[str] = (),
+    *,
+    chunked: bool = False,
+) -> int:
     """Units for one worker of each stage that an outstanding request may still need, the widest first.
 
     Fewer requests than stages need as many workers as there are requests. `held_back`: names of stages that quotas do
-    not let start soon; they need none.
+    not let start soon; they need none. `chunked`: stages take turns on the pool's chunks, so the widest is enough.
     """
     reached = accumulate(counts)
     widths = [
@@ -75,5 +109,5 @@ def least_units(stages: Sequence[Stage], counts: Sequence[float], pool: str, hel
         for stage, come in zip(stages, reached, strict=True)
         if come and stage.drawn_from == pool and stage.name not in held_back
     ]
-    requests = sum(counts)
+    requests = 1.0 if chunked else sum(counts)
     return sum(sorted(widths, reverse=True)[: len(widths) if math.isinf(requests) else int(requests)])

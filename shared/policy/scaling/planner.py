@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from shared.policy.scaling import reasons
+from shared.policy.scaling.chunked_pools import Services, chunk_of, whole_chunks
 from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.expectations import expect
 from shared.policy.scaling.open_batch import OpenBatchState
@@ -25,6 +26,7 @@ from shared.policy.scaling.pacing import LimitedStage
 from shared.policy.scaling.quota_supply import ObservedQuota, Supply, supply_at
 from shared.policy.scaling.reasons import Reason
 from shared.policy.scaling.relaxation import RelaxedPlan, search_relaxed
+from shared.policy.scaling.residencies import residencies_wanted
 from shared.policy.scaling.search import ExpectedBatch, Plan, Stage, simulate
 from shared.policy.scaling.stimuli import (
     BatchAdded,
@@ -61,6 +63,8 @@ class Planner:
     _open: dict[str, OpenBatchState] = field(default_factory=dict)
     _capacity: dict[str, int] = field(default_factory=dict)
     _cold_start_s: dict[str, float] = field(default_factory=dict)
+    _services: Mapping[str, Services] = field(default_factory=dict)
+    """By pool of chunks: its model services."""
     _quotas: Mapping[str, ObservedQuota | None] = field(default_factory=dict)
     _supply: Supply = field(default_factory=dict)
     """Quotas at the last decision."""
@@ -101,7 +105,7 @@ class Planner:
                 self._quotas = stimulus.quotas
                 return []
             case NodesChanged():
-                self._cold_start_s = dict(stimulus.cold_start_s)
+                self._cold_start_s, self._services = dict(stimulus.cold_start_s), dict(stimulus.services)
                 if stimulus.units == self._capacity:
                     return []
                 self._capacity = dict(stimulus.units)
@@ -233,21 +237,24 @@ class Planner:
         self._found_units, self._strictness = found.plan.units, found.strictness
         self._overdue = self._all_overdue(now)
         soon, until_s = self._soon(found.plan), max(config.look_ahead_s, config.review_s)
-        given = (self._supply, until_s)
         demands = {
-            pool: pool_demand(pool, active, found.plan, soon, ceilings[pool], *given) for pool in sorted(self._capacity)
+            pool: pool_demand(
+                pool, active, found.plan, soon, ceilings[pool], self._supply, until_s, self._services.get(pool)
+            )
+            for pool in sorted(self._capacity)
         }
         self._planned = {pool: demand.planned + demand.unknown for pool, demand in demands.items()}
         for pool, demand in demands.items():
-            needed = min(self._ceiling(pool), max(demand.units, self._floor(pool)))
+            chunk = chunk_of((one.batch.stages for one in active), pool) if pool in self._services else 1
+            needed = whole_chunks(max(demand.units, self._floor(pool)), chunk, self._ceiling(pool))
             units, previous = self._stabilize(now, pool, needed), self.targets.get(pool)
             if units == previous and pool in self._published and pool not in concerned:
                 continue
             self.targets[pool] = units
             self._published.add(pool)
             reason = self._reason(pool, event, demand, found).with_held(units, demand.planned, demand.soon)
-            commands.append(PublishTarget(pool, previous, units, reason))
-        return commands
+            commands.append(PublishTarget(pool, previous, units, reason, chunk))
+        return commands + residencies_wanted(active)
 
     def _soon(self, plan: Plan) -> Mapping[str, int]:
         """Units of a plan that are needed before the next review; running work has its units anyway."""
@@ -308,9 +315,15 @@ class Planner:
         """Return whether its requests arrive, or are expected so soon that its pools must be warmed up."""
         return state.batch.first_arrival_at is not None or now >= self._warm_up_s(state)
 
+    def _stage_cold_s(self, stage: Stage) -> float:
+        """Seconds until a new unit executes requests of a stage: those of its model service, if they were measured."""
+        known = self._services.get(stage.drawn_from, {}).get(stage.service)
+        measured = 0.0 if known is None else known.restore_s
+        return measured or self._cold_start_s.get(stage.drawn_from, 0.0)
+
     def _warm_up_s(self, state: OpenBatchState) -> float:
         """Time from which a batch needs units, unless its first request arrives earlier. Without history: at once."""
         if state.history is not None and not self.config.hints:
             return math.inf
-        cold_s = max(self._cold_start_s.get(stage.drawn_from, 0.0) for stage in state.batch.stages)
+        cold_s = max(self._stage_cold_s(stage) for stage in state.batch.stages)
         return state.batch.opened_at + max(0.0, state.earliest_gap_s - cold_s)

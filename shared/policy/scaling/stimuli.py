@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from shared.policy.scaling.chunked_pools import Services
 from shared.policy.scaling.quota_supply import ObservedQuota
 from shared.policy.scaling.reasons import Reason
 from shared.policy.scaling.workload import OpenedBatch, PastBatch
@@ -102,6 +103,8 @@ class NodesChanged:
     """By pool: existing units."""
     cold_start_s: Mapping[str, float]
     """By pool: measured seconds from holding a new unit until work can run on it."""
+    services: Mapping[str, Services] = field(default_factory=dict)
+    """By pool of chunks: its model services. Other pools are missing."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,19 @@ class PublishTarget:
     previous: int | None
     units: int
     reason: Reason
+    chunk: int = 1
+    """Units that its work needs together on one node. Nodes should own multiples of it."""
+
+
+@dataclass(frozen=True)
+class WantResidency:
+    """Command: a model service is needed soon. Restore it before the first request of the batch arrives."""
+
+    pool: str
+    service: str
+    degree: int
+    """Units of one engine."""
+    batch: str
 
 
 @dataclass(frozen=True)
@@ -141,4 +157,4 @@ class ExpectCompletion:
     """Unix seconds."""
 
 
-Command = PublishTarget | ExpectCompletion
+Command = PublishTarget | ExpectCompletion | WantResidency

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shared.policy.scaling.chunked_pools import Services
 from shared.policy.scaling.list_scheduling import Counts, Floats
 from shared.policy.scaling.open_batch import OpenBatchState
 from shared.policy.scaling.outstanding import least_units, most_units
@@ -87,6 +88,7 @@ def pool_demand(
     ceiling: int,
     supply: Supply = UNLIMITED,
     until_s: float = math.inf,
+    services: Services | None = None,
 ) -> PoolDemand:
     """Compute the demand for a pool.
 
@@ -98,14 +100,16 @@ def pool_demand(
         ceiling: most units that the pool can hold.
         supply: quotas now.
         until_s: seconds until the next review; a stage whose quotas give nothing until then needs no worker.
+        services: model services of a pool of chunks; None: its units are no chunks.
     """
     least, unknown, tasks, limits = 0, 0.0, set(), dict[str, None]()
     for state in active:
         stages, counts = state.batch.stages, state.outstanding()
-        least = max(least, least_units(stages, counts, pool, state.held_back(supply, until_s)))
+        held_back = state.held_back(supply, until_s)
+        least = max(least, least_units(stages, counts, pool, held_back, chunked=services is not None))
         if state.history is None and state.draws_from(pool):
             at_once = state.most_at_once(supply)
-            could, can = most_units(stages, counts, pool), most_units(stages, counts, pool, at_once)
+            could, can = (most_units(stages, counts, pool, limit, services) for limit in (None, at_once))
             unknown += can
             tasks.add(state.batch.task)
             if can < min(could, ceiling):

@@ -32,6 +32,8 @@ class Stage:
     """Units of the pool that one worker holds (the fewest the stage runs with)."""
     quotas: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Quota -> amount that one request takes from it, together with its units."""
+    service: str = ""
+    """Model service that its requests use, on a chunk of `units` GPUs; empty: none, or each request names its own."""
 
     @property
     def drawn_from(self) -> str:

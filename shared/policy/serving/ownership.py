@@ -5,23 +5,30 @@ Laws (tests/shared/policy/serving/test_ownership.py):
   - it is used again only after an `Acquire` that succeeded. A failed hook leaves it `unknown`, which is never used;
   - one hook call is under way at a time. After a failure the next one waits, twice as long with each in a row;
   - whole chunks are drained: what stays has a block as large as any choice of idle GPUs could leave;
-  - after a restart each GPU is `unknown`. So both hooks are called again for GPUs that are in that state already.
+  - what is held has a chunk of the largest degree that the share allows. Otherwise work of that degree would wait for
+    ever on scattered GPUs. For that, more GPUs than the share may be held while actions use the others;
+  - after a restart a GPU is as recorded (`Recorded`). One whose hook was interrupted is used by nobody before that hook
+    was called again. So both hooks are called for GPUs that are in that state already.
 
 A share that grows takes back drained GPUs at once. One that shrinks counts after `release_after_s`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import InitVar, dataclass, field
 from math import inf
+from types import MappingProxyType
 from typing import Final, Literal
 
 from shared.policy.model.chunks import SIZES, Chunk
 
 Ownership = Literal["held", "draining", "releasing", "released", "acquiring", "unknown"]
 """`draining`: its engines are evicted, and nothing is granted on it. `releasing`, `acquiring`: a hook is called.
-`unknown`: a hook has failed, or the manager has started: it may be in use elsewhere."""
+`unknown`: a hook has failed, or a restart has interrupted it: it may be in use elsewhere."""
+Recorded = Literal["held", "releasing", "released", "acquiring"]
+"""State of a GPU that outlives the manager: written before a hook begins, and after it has succeeded."""
+Hook = Literal["on_release", "on_acquire"]
 MOST_DOUBLINGS: Final = 10
 
 
@@ -65,6 +72,8 @@ class GpuOwnership:
     """Time for which GPUs above the share stay held."""
     first_retry_s: float = 1.0
     most_retry_s: float = 60.0
+    recorded: InitVar[Mapping[int, Recorded]] = MappingProxyType({})
+    """By GPU, as the former manager has recorded it; one without a record is held."""
     states: list[Ownership] = field(init=False)
     reasons: list[str] = field(init=False)
     """By GPU: why it is not held."""
@@ -73,51 +82,87 @@ class GpuOwnership:
     _failures: int = 0
     _not_before_s: float = -inf
     """Time of the next hook call."""
+    _interrupted: dict[int, Hook] = field(default_factory=dict)
+    """GPU -> its hook that a restart has interrupted, until that is called again."""
 
-    def __post_init__(self) -> None:
-        self.states = ["unknown"] * self.gpus
-        self.reasons = ["not acquired since the manager has started"] * self.gpus
+    def __post_init__(self, recorded: Mapping[int, Recorded]) -> None:
+        self.states, self.reasons = ["held"] * self.gpus, [""] * self.gpus
+        for gpu in recorded.keys() & range(self.gpus):
+            match recorded[gpu]:
+                case "released":
+                    self._set((gpu,), "released", "it was released before the manager started")
+                case "releasing" | "acquiring" as during:
+                    self._interrupted[gpu] = hook = "on_release" if during == "releasing" else "on_acquire"
+                    self._set((gpu,), "unknown", f"a restart of the manager has interrupted the hook {hook}")
 
     @property
     def unavailable(self) -> tuple[int, ...]:
         """GPUs on which nothing may be granted."""
         return tuple(gpu for gpu, state in enumerate(self.states) if state != "held")
 
-    def settle(self, now: float, share: int, busy: Set[int], engines: Set[int]) -> list[OwnershipCommand]:
+    def settle(
+        self, now: float, share: int | None, busy: Set[int], engines: Set[int], degree: int = 1
+    ) -> list[OwnershipCommand]:
         """Return what to do now.
 
         Args:
             now: seconds, never less than in an earlier call.
-            share: GPUs that the node owns.
+            share: GPUs that the node owns. None: it is not known yet, so only interrupted hooks are called again.
             busy: GPUs that actions use or wait for.
             engines: GPUs on which an engine has memory or a step under way.
+            degree: largest degree of the node's model services.
         """
+        if share is None:
+            return self._call(now, None, busy | engines)
         commands: list[OwnershipCommand] = []
-        missing = share - len(self._in("held", "acquiring"))
-        self._above_s = min(self._above_s, now) if missing < 0 else inf
-        if missing > 0:
-            back = self._in("draining")[:missing]
-            missing -= len(back)
-            commands += [UseAgain(back)] if back else []
+        block = max((size for size in SIZES if size <= min(share, degree, self.gpus)), default=0)
+        missing = self._missing(share, block)
+        if back := tuple(sorted(missing & set(self._in("draining")))):
+            commands.append(UseAgain(back))
             self._set(back, "held", "")
-        elif now >= self._above_s + self.release_after_s:
-            drained = _spared(self._in("held"), self._in("held", but=busy), -missing)
+        held = self._in("held", "acquiring")
+        self._above_s = min(self._above_s, now) if len(held) > share else inf
+        if not missing and now >= self._above_s + self.release_after_s:
+            drained = _spared(self._in("held"), self._in("held", but=busy), len(held) - share, block)
             commands += [Drain(drained)] if drained else []
             self._set(drained, "draining", "the node's share has fewer GPUs")
-        return commands + self._call(now, missing, busy | engines)
+        return commands + self._call(now, missing - set(back), busy | engines)
 
-    def _call(self, now: float, missing: int, occupied: Set[int]) -> list[OwnershipCommand]:
-        """Begin a call if none is under way, and GPUs are missing or free to be given away."""
+    def _missing(self, share: int, block: int) -> set[int]:
+        """Return GPUs to take back: for a block of that size if none is held, and for the share."""
+        held, draining = set(self._in("held", "acquiring")), self._in("draining")
+        away = self._in("released", "unknown", but=self._interrupted.keys())
+        possible, taken = {*held, *draining, *away}, set[int]()
+        blocks = [set(chunk.gpus) for chunk in _chunks(possible, block)] if block else []
+        if blocks and not any(one <= held for one in blocks):
+            taken = min(blocks, key=lambda one: (len(one - held), len(one - {*held, *draining}))) - held
+        for source in (draining, away):
+            left = tuple(gpu for gpu in source if gpu not in taken)
+            taken.update(_chosen(tuple(possible), left, share - len(held | taken)))
+        return taken
+
+    def _call(self, now: float, missing: Set[int] | None, occupied: Set[int]) -> list[OwnershipCommand]:
+        """Begin a call if none is under way: one that was interrupted, or GPUs are missing or free to be given away."""
         if self._in("releasing", "acquiring") or now < self._not_before_s:
             return []
-        if missing > 0:
-            away = self._in("released", "unknown")
-            acquired = _chosen(self._in("held", "released", "unknown"), away, missing)
-            self._set(acquired, "acquiring", "the hook on_acquire is called")
-            return [Acquire(acquired)] if acquired else []
-        unused = self._in("draining", "unknown", but=occupied)
-        self._set(unused, "releasing", "the hook on_release is called")
-        return [Release(unused)] if unused else []
+        interrupted = self._interrupted
+        if again := tuple(gpu for gpu, hook in interrupted.items() if hook == "on_acquire"):
+            return self._acquire(again)
+        if again := tuple(gpu for gpu in interrupted if gpu not in occupied):
+            return self._release(again)
+        if missing is None:
+            return []
+        if missing:
+            return self._acquire(tuple(sorted(missing)))
+        return self._release(self._in("draining", "unknown", but=occupied))
+
+    def _acquire(self, gpus: tuple[int, ...]) -> list[OwnershipCommand]:
+        self._set(gpus, "acquiring", "the hook on_acquire is called")
+        return [Acquire(gpus)] if gpus else []
+
+    def _release(self, gpus: tuple[int, ...]) -> list[OwnershipCommand]:
+        self._set(gpus, "releasing", "the hook on_release is called")
+        return [Release(gpus)] if gpus else []
 
     def ended(self, now: float, error: str = "") -> list[OwnershipCommand]:
         """Handle the end of the hook call that is under way. `error`: empty if it has succeeded."""
@@ -140,17 +185,23 @@ class GpuOwnership:
     def _set(self, gpus: tuple[int, ...], state: Ownership, reason: str) -> None:
         for gpu in gpus:
             self.states[gpu], self.reasons[gpu] = state, reason
+            if state != "unknown":
+                self._interrupted.pop(gpu, None)
 
 
-def _spared(held: tuple[int, ...], idle: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Choose up to `count` of the idle GPUs, outside of the largest aligned block that can stay."""
-    count = min(count, len(idle))
-    for size in reversed(SIZES):
+def _spared(held: tuple[int, ...], idle: tuple[int, ...], count: int, least: int) -> tuple[int, ...]:
+    """Choose up to `count` of the idle GPUs, outside of the largest aligned block that can stay.
+
+    `least`: size of a block that stays in any case, also if fewer GPUs can be chosen for that; 0: none.
+    """
+    count, best = min(count, len(idle)), tuple[int, ...]()
+    for size in reversed([size for size in SIZES if size >= least]):
         for block in _chunks(set(held), size):
             outside = tuple(gpu for gpu in idle if gpu not in block.gpus)
             if len(outside) >= count:
                 return _chosen(held, outside, count)
-    return _chosen(held, idle, count)
+            best = max(best, outside, key=len)
+    return _chosen(held, best if least else idle, count)
 
 
 def _chosen(together: tuple[int, ...], possible: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from services.proxy.app import create_app
 from services.proxy.settings import ProxySettings
 from shared.bus.model_services import declare_service, publish_page, read_declared
-from shared.messages.model_services import ServiceOffer, ServingPage
+from shared.messages.model_services import GpuState, ServiceOffer, ServingPage
 from shared.model_services.entries import MOST_SERVICES, read_entries
 from shared.model_services.references import MOST_BODY, Declaration, ServiceReference, facts_of
 from shared.model_services.shown import shown
@@ -46,8 +46,8 @@ async def publish(redis: Redis, node: str = "gpu-1", *, allow: bool = False, **f
         for name, one in FILE.items()
     }  # fmt: skip
     page = ServingPage(
-        node=node, incarnation="1", at=time.time(), services=services, engines=[], gpus=[],
-        file={name: facts_of(one) for name, one in FILE.items()}, allows_commands=allow, **fields,
+        node=node, incarnation="1", at=time.time(), services=services, engines=[], allows_commands=allow,
+        file={name: facts_of(one) for name, one in FILE.items()}, **{"gpus": [], **fields},
     )  # fmt: skip
     await publish_page(redis, page)
 
@@ -68,6 +68,19 @@ async def test_a_reference_is_stored_and_shown(http: aiohttp.ClientSession, valk
     assert [(one["name"], one["source"]) for one in every["services"]] == [
         ("judge-a", "file"), ("second", "rest"), ("wide", "file"),
     ]  # fmt: skip
+
+
+async def test_gpus_are_shown_with_their_ownership(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    held = GpuState(number=0, name="H", memory_gb=80.0, ownership="held")
+    away = GpuState(number=1, name="H", memory_gb=80.0, ownership="unknown", why="the hook on_acquire failed: no")
+    await publish(valkey, "gpu-2", gpus=[held, away])
+    await publish(valkey, "gpu-1", gpus=[GpuState(number=0, name="L", memory_gb=24.0)])
+    _, every = await ask(http, "GET", "")
+    assert [tuple(one.values()) for one in every["gpus"]] == [
+        ("gpu-1", 0, "L", 24.0, "", ""),
+        ("gpu-2", 0, "H", 80.0, "held", ""),
+        ("gpu-2", 1, "H", 80.0, "unknown", "the hook on_acquire failed: no"),
+    ]
 
 
 async def test_values_of_environments_and_commands_are_not_shown(http: aiohttp.ClientSession, valkey: Redis) -> None:

@@ -19,13 +19,15 @@ from shared.policy.dispatch.stimuli import (
     AttemptsEnded,
     InventoryReported,
     NodeJoined,
+    PlannerChecked,
     RequestsSubmitted,
     SilenceIgnored,
+    TargetReceived,
     TickPassed,
 )
 from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.elasticity import Elasticity
-from shared.policy.model.formulation import Command, Grant, Work
+from shared.policy.model.formulation import Command, Grant, SetShare, Work
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.chunks import GPUS
@@ -75,6 +77,7 @@ class Cluster:
             self.handle(InventoryReported(name, "1", held))
 
     service_of: dict[str, str] = field(default_factory=dict)
+    shares: dict[str, int] = field(default_factory=dict)
 
     def report(self, name: str, services: dict[str, ServedModel] | None = None) -> ServicesReported:
         return ServicesReported(name, "1", "gpus", services or self.services, (80.0,) * self.gpus)
@@ -83,6 +86,7 @@ class Cluster:
         commands: list[Command] = self.dispatcher.handle(self.now, *stimuli)  # type: ignore[arg-type]
         self.dispatcher.check()
         granted = [one for one in commands if isinstance(one, Grant)]
+        self.shares |= {one.node: one.units for one in commands if isinstance(one, SetShare)}
         for one in granted:
             assert one.action not in self.running
             self.running[one.action] = one
@@ -365,3 +369,29 @@ def test_elastic_work_waits_for_an_amount_that_its_node_has() -> None:
         for name in sorted(cluster.running)[:1]:
             cluster.end(name)
     assert not cluster.dispatcher.cluster.queues.queued, "it was granted"
+
+
+@pytest.mark.parametrize("batch", ["", "b"], ids=["outside of a batch", "of a batch"])
+def test_work_waits_for_released_gpus_and_the_share_asks_for_them(batch: str) -> None:
+    """All GPUs of both nodes are given away, and the planner's target is zero."""
+    cluster = Cluster(("a", "b"), 4, {"judge": served(1, 2)})
+    cluster.join()
+    cluster.handle(PlannerChecked(True), TargetReceived(POOL, 0))
+    assert cluster.shares == {"a": 0, "b": 0}
+    for name in ("a", "b"):
+        cluster.handle(replace(cluster.report(name), released=(0, 1, 2, 3)))
+    assert cluster.submit("r1", use("judge", 2), batch) == []
+    assert not cluster.dispatcher.cluster.queues.pool(POOL).stuck, "it only waits"
+    (name,) = [name for name, units in cluster.shares.items() if units >= 2]
+    assert cluster.handle(replace(cluster.report(name), released=(0, 1, 3))) == [], "GPU 2 is no chunk of two"
+    (granted,) = cluster.handle(replace(cluster.report(name), released=(0, 1)))
+    assert (granted.node, granted.numbers) == (name, (2, 3))
+
+
+def test_a_released_gpu_gets_no_second_holder() -> None:
+    cluster = Cluster(("a",), 2, {"judge": served(concurrency=4)})
+    cluster.join()
+    (first,) = cluster.submit("r1", use("judge"))
+    cluster.handle(replace(cluster.report("a"), released=first.numbers))
+    (second,) = cluster.submit("r2", use("judge"))
+    assert second.numbers != first.numbers

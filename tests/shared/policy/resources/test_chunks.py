@@ -251,3 +251,34 @@ def test_no_gpu_ever_has_two_services_or_too_many_holders(steps: list[tuple[str,
         assert len(places) == chunks.used == 8 - chunks.free
         together = Counter((used_by, chunks.numbers(name)) for name, (used_by, _) in held.items() if used_by)
         assert all(count <= served[used_by].concurrency for (used_by, _), count in together.items())
+
+
+def test_released_gpus_are_not_chosen_and_work_may_wait_for_them() -> None:
+    chunks = Chunks(4, GPUS)
+    chunks.report({"judge": small(concurrency=2)}, [80.0] * 4, bad=[0], released=[1, 2, 3])
+    assert (chunks.capacity, chunks.free) == (4, 0)
+    assert not chunks.fits(1, Use("judge"))
+    assert chunks.states({}).units == 0
+    assert chunks.could_ever(2, Use("judge")), "GPUs 2 and 3 come back when the share needs them"
+    assert not chunks.could_ever(4), "GPU 0 is bad"
+    chunks.report({"judge": small(concurrency=2)}, [80.0] * 4, bad=[0], released=[1, 2])
+    assert chunks.free == 1
+    chunks.take(1, "a", Use("judge"))
+    assert chunks.numbers("a") == (3,)
+    chunks.report({"judge": small(concurrency=2)}, [80.0] * 4, released=[3])
+    chunks.take(1, "b", Use("judge"))
+    assert chunks.numbers("b") == (2,), "it does not join an engine on a GPU that is drained"
+    assert chunks.free == 2
+
+
+@given(st.integers(0, 255), st.integers(0, 255), st.sampled_from([1, 2, 4, 8]))
+def test_released_and_bad_gpus_differ_only_in_what_could_ever_be(bad: int, released: int, units: int) -> None:
+    def gpus(mask: int) -> list[int]:
+        return [gpu for gpu in range(8) if mask >> gpu & 1]
+
+    one, other = Chunks(8, GPUS), Chunks(8, GPUS)
+    one.report({}, [80.0] * 8, bad=gpus(bad), released=gpus(released))
+    other.report({}, [80.0] * 8, bad=gpus(bad | released))
+    assert (one.free, one.choose(units)) == (other.free, other.choose(units))
+    other.report({}, [80.0] * 8, bad=gpus(bad))
+    assert one.could_ever(units) == other.could_ever(units)

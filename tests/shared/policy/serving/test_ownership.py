@@ -8,33 +8,58 @@ from random import Random
 import pytest
 
 from shared.policy.resources.chunk_states import blocks_of
-from shared.policy.serving.ownership import Acquire, Drain, GpuOwnership, Release, UseAgain
+from shared.policy.serving.ownership import (
+    Acquire,
+    Drain,
+    GpuOwnership,
+    OwnershipCommand,
+    Recorded,
+    Release,
+    UseAgain,
+)
 
 NOBODY: frozenset[int] = frozenset()
 
 
 def held(gpus: int, **fields: float) -> GpuOwnership:
-    """Return a node that has acquired all of its GPUs."""
+    """Return a node that holds all of its GPUs, because nothing is recorded of them."""
     node = GpuOwnership(gpus, **{"release_after_s": 0.0, **fields})  # type: ignore[arg-type]
-    everything = tuple(range(gpus))
-    assert node.settle(0.0, gpus, NOBODY, NOBODY) == [Acquire(everything)]
-    assert node.ended(0.0) == [UseAgain(everything)]
     assert node.unavailable == ()
+    assert node.settle(0.0, gpus, NOBODY, NOBODY) == []
     return node
 
 
-def test_after_a_start_nothing_is_used_before_it_was_acquired() -> None:
-    node = GpuOwnership(2)
-    assert set(node.unavailable) == {0, 1}
-    assert node.settle(0.0, 1, NOBODY, NOBODY) == [Acquire((0,))]
-    assert set(node.unavailable) == {0, 1}, "the hook has not ended"
-    assert node.settle(0.0, 2, NOBODY, NOBODY) == [], "one call at a time"
-    assert node.ended(1.0) == [UseAgain((0,))]
-    assert set(node.unavailable) == {1}
+def test_after_a_restart_held_stays_held_and_released_stays_released() -> None:
+    node = GpuOwnership(3, recorded={0: "held", 1: "released"})
+    assert node.unavailable == (1,), "a GPU without a record is held"
+    assert node.settle(0.0, None, NOBODY, NOBODY) == [], "the share is not known"
+    assert node.settle(0.0, 2, NOBODY, NOBODY) == []
+    assert node.settle(0.0, 3, NOBODY, NOBODY) == [Acquire((1,))]
+    assert node.unavailable == (1,), "the hook has not ended"
+    assert node.settle(0.0, 3, NOBODY, NOBODY) == [], "one call at a time"
+    assert node.ended(1.0) == [UseAgain((1,))]
+    assert not node.unavailable
 
 
-def test_what_was_not_acquired_after_a_start_is_given_away_again() -> None:
-    assert GpuOwnership(2).settle(0.0, 0, NOBODY, NOBODY) == [Release((0, 1))]
+@pytest.mark.parametrize("share", [None, 0, 2, 4])
+def test_a_hook_that_a_restart_has_interrupted_is_called_again_first(share: int | None) -> None:
+    node = GpuOwnership(4, 0.0, recorded={0: "releasing", 1: "acquiring", 2: "releasing", 3: "released"})
+    assert node.unavailable == (0, 1, 2, 3)
+    assert node.settle(0.0, share, NOBODY, {2}) == [Acquire((1,))]
+    assert node.ended(1.0) == [UseAgain((1,))]
+    assert Release((0,)) in node.settle(1.0, share, NOBODY, {2}), "an engine of the former manager is on GPU 2"
+    assert node.ended(2.0) == []
+    assert Release((2,)) in node.settle(2.0, share, NOBODY, NOBODY)
+    assert node.ended(3.0) == []
+    assert node.states[0] == node.states[2] == "released"
+
+
+def test_an_interrupted_hook_that_fails_is_called_again_as_the_share_needs_it() -> None:
+    node = GpuOwnership(1, recorded={0: "releasing"})
+    assert node.settle(0.0, None, NOBODY, NOBODY) == [Release((0,))]
+    assert node.ended(0.0, "no") == []
+    assert node.settle(1.0, None, NOBODY, NOBODY) == []
+    assert node.settle(1.0, 1, NOBODY, NOBODY) == [Acquire((0,))]
 
 
 def test_gpus_above_the_share_are_drained_before_they_are_given_away() -> None:
@@ -95,38 +120,108 @@ def test_what_stays_has_a_block_as_large_as_any_choice_would_leave(count: int) -
         assert largest(drain.gpus) == max(largest(other) for other in itertools.combinations(sorted(gpus), count))
 
 
-@pytest.mark.parametrize("seed", range(20))
+class Host:
+    """What the hooks and the manager have done on each GPU, and what a crash leaves of that: the records."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.records = dict[int, Recorded]()
+        self.away = set[int]()
+        """GPUs that may be in use elsewhere: from the beginning of a release to the end of an acquire."""
+        self.busy = set[int]()
+        self.engines = set[int]()
+        self.start()
+
+    def start(self) -> None:
+        """Start a manager. Engines outlive the crash of the former one, and no action does."""
+        self.node = GpuOwnership(8, 1.0, recorded=self.records)
+        self.calling, self.busy = (), set()
+
+    calling: tuple[int, ...]
+
+    def work(self) -> None:
+        usable = set(range(8)) - set(self.node.unavailable)
+        assert not usable & self.away
+        started = {gpu for gpu in usable if self.rng.random() < 0.2}
+        self.busy = {gpu for gpu in self.busy if self.rng.random() < 0.6} | started
+        self.engines = {gpu for gpu in self.engines if gpu in usable or self.rng.random() < 0.6} | started
+
+    def end_call(self, now: float) -> None:
+        failed, released = self.rng.random() < 0.3, self.records[self.calling[0]] == "releasing"
+        assert released == (self.node.states[self.calling[0]] == "releasing")
+        assert self.node.ended(now, "no" if failed else "") == ([] if failed or released else [UseAgain(self.calling)])
+        if not failed:
+            self.records |= dict.fromkeys(self.calling, "released" if released else "held")
+            if not released:
+                self.away -= set(self.calling)
+        self.calling = ()
+
+    def do(self, command: OwnershipCommand) -> None:
+        match command:
+            case Release(gpus):
+                assert not self.calling
+                assert not set(gpus) & (self.busy | self.engines)
+                self.away |= set(gpus)
+                self.calling, self.records = gpus, self.records | dict.fromkeys(gpus, "releasing")
+            case Acquire(gpus):
+                assert not self.calling
+                assert set(gpus) <= self.away
+                self.calling, self.records = gpus, self.records | dict.fromkeys(gpus, "acquiring")
+            case Drain(gpus):
+                assert not set(gpus) & self.busy
+            case UseAgain(gpus):
+                assert not set(gpus) & self.away
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_no_gpu_is_given_away_in_use_or_used_while_it_is_away(seed: int) -> None:
-    rng, node, now = Random(seed), GpuOwnership(8, 1.0), 0.0
-    away, busy, engines = set(range(8)), set[int](), set[int]()
-    calling: tuple[int, ...] = ()
-    for _ in range(400):
+    rng, now = Random(seed), 0.0
+    host = Host(rng)
+    for _ in range(600):
         now += rng.random()
-        usable = set(range(8)) - set(node.unavailable)
-        assert not usable & away
-        started = {gpu for gpu in usable if rng.random() < 0.2}
-        busy = {gpu for gpu in busy if rng.random() < 0.6} | started
-        engines = {gpu for gpu in engines if gpu in usable or rng.random() < 0.6} | started
-        if calling and rng.random() < 0.5:
-            failed = rng.random() < 0.3
-            released = node.states[calling[0]] == "releasing"
-            for command in node.ended(now, "no" if failed else ""):
-                assert command == UseAgain(calling)
-            if not released and not failed:
-                away -= set(calling)
-            calling = ()
-        for command in node.settle(now, rng.choice([0, 0, 1, 2, 5, 8]), busy, engines):
-            match command:
-                case Release(gpus):
-                    assert not calling
-                    assert not set(gpus) & (busy | engines)
-                    away |= set(gpus)
-                    calling = gpus
-                case Acquire(gpus):
-                    assert not calling
-                    assert set(gpus) <= away
-                    calling = gpus
-                case Drain(gpus):
-                    assert not set(gpus) & busy
-                case UseAgain(gpus):
-                    assert not set(gpus) & away
+        host.work()
+        if host.calling and rng.random() < 0.5:
+            host.end_call(now)
+        if rng.random() < 0.03:
+            host.start()
+        for command in host.node.settle(now, rng.choice([None, 0, 0, 1, 2, 5, 8]), host.busy, host.engines):
+            host.do(command)
+    for share in (8, 0):
+        for _ in range(400):
+            now += 10.0
+            host.busy, host.engines = set(), set()
+            if host.calling:
+                host.end_call(now)
+            for command in host.node.settle(now, share, NOBODY, NOBODY):
+                host.do(command)
+        assert len(host.node.unavailable) == 8 - share, (
+            "hooks that fail sometimes delay a change, and do not prevent it"
+        )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_is_held_has_a_chunk_of_the_largest_degree_and_comes_to_rest(seed: int) -> None:
+    """Actions go on, and the share changes once: the hooks do not alternate for ever."""
+    rng, now = Random(seed), 0.0
+    gpus, degree = rng.choice([2, 3, 6, 8, 12]), rng.choice([1, 2, 4, 8])
+    share = rng.randint(0, gpus)
+    node = GpuOwnership(gpus, 1.0, recorded={gpu: rng.choice(["held", "released"]) for gpu in range(gpus)})
+    usable = [gpu for gpu in range(gpus) if node.states[gpu] == "held"]
+    busy = frozenset(gpu for gpu in usable if rng.random() < 0.4)
+    for _ in range(12):
+        now += 10.0
+        quiet = not node.settle(now, share, busy, busy, degree)
+        if set(node.states) & {"releasing", "acquiring"}:
+            node.ended(now)
+    assert quiet, node.states
+    held = {gpu for gpu in range(gpus) if node.states[gpu] == "held"}
+    assert len(held) >= share
+    assert busy <= held
+    block = max((size for size in (1, 2, 4, 8) if size <= min(share, degree, gpus)), default=0)
+    if block:
+        blocks = [set(range(first, first + block)) for first in range(0, gpus - block + 1, block)]
+        assert any(one <= held for one in blocks)
+        if len(held) > share:
+            assert all(not (held - one - busy) for one in blocks if one <= held), "none could be drained"
+    else:
+        assert held == busy

@@ -51,6 +51,23 @@ class DeviceProcess:
     def _send(self, answer: dict[str, Any]) -> None:
         self._channel.sendall(json.dumps(answer).encode() + b"\n")
 
+    def do_probe(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Use the GPU without a module: it works."""
+        del request
+        self._heat()
+        return {}
+
+    def do_reserve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Allocate the largest arena before the sample is loaded: a lack of memory is none of its faults."""
+        self._reserve(request["size"])
+        return {}
+
+    def _reserve(self, size: int) -> None:
+        if self._size < size:
+            if self._size:
+                self._cuda.call("cuMemFree", self._arena)
+            self._arena, self._size = self._cuda.allocate(size), size
+
     def do_load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Load the module once, before inputs are drawn."""
         self._load(request)
@@ -70,10 +87,7 @@ class DeviceProcess:
         The module is loaded anew, and all memory is written: nothing stays of an earlier trial.
         """
         cuda, size = self._cuda, request["size"]
-        if self._size < size:
-            if self._size:
-                cuda.call("cuMemFree", self._arena)
-            self._arena, self._size = cuda.allocate(size), size
+        self._reserve(size)
         function = self._load(request)
         with mmap.mmap(self._image_fd, size, access=mmap.ACCESS_COPY) as image:
             held = (ctypes.c_char * size).from_buffer(image)

@@ -27,6 +27,8 @@ class FakeDevice:
     def __init__(self, channel: socket.socket, image: int, result: int, launch: Launch) -> None:
         self._channel, self._image, self._result, self._launch = channel, image, result, launch
         self._memory: Array = np.zeros(0, np.uint8)
+        self.refuses_load: dict[str, Any] | None = None
+        """Answer to `load`; None: it loads."""
 
     def serve(self) -> None:
         self._send({"device": "fake"})
@@ -43,6 +45,8 @@ class FakeDevice:
                 for one in sets[1:] if not request["empty"] else ():
                     self._launch(self._memory, one, kept)
                 answer = {"device_ms": 0.5}
+            elif request["do"] == "load" and self.refuses_load is not None:
+                answer = self.refuses_load
             elif request["do"] == "fetch":
                 with mmap.mmap(self._result, request["size"]) as result:
                     result[:] = self._memory.tobytes()

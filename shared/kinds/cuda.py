@@ -1,5 +1,4 @@
 """Parameters of kinds that compile and run CUDA kernels, and the expressions in their sizes. Declarations only, pure.
-No service registers these kinds yet.
 
 A kernel is one `extern "C" __global__` function. Its launch and its arguments are declared, so that no host code of the
 sample is executed. Expressions are integers, names of sizes, `+ - * // %`, `ceildiv(a, b)`, `min` and `max`.
@@ -8,8 +7,9 @@ sample is executed. Expressions are integers, names of sizes, `+ - * // %`, `cei
 from __future__ import annotations
 
 import ast
+import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -20,6 +20,12 @@ MOST_SOURCE: Final = 1 << 20
 """Characters of a source."""
 MOST_MODULE: Final = 4 << 20
 """Bytes of a compiled module."""
+MOST_TENSOR_BYTES: Final = 1 << 30
+"""Bytes of all inputs and outputs of a case. The host holds several copies of them."""
+MOST_THREADS: Final = 1024
+"""Threads of a block."""
+MOST_GRID: Final = ((1 << 31) - 1, 65_535, 65_535)
+"""Blocks of a grid, by dimension."""
 MOST_NUMBER: Final = 1 << 40
 MOST_EXPRESSION: Final = 128
 
@@ -28,6 +34,8 @@ SIZES: Final[dict[str, int]] = {
     "float16": 2, "float32": 4, "float64": 8, "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
 }  # fmt: skip
 """Bytes of one element."""
+MOST_FLOAT: Final[dict[str, float]] = {"float16": 65504.0, "float32": 3.4028234e38, "float64": 1.797e308}
+"""Largest finite value of a type."""
 Symbol = Annotated[str, msgspec.Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Expression = int | Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_EXPRESSION)]
 Dimensions = Annotated[list[Expression], msgspec.Meta(min_length=1, max_length=3)]
@@ -124,7 +132,10 @@ class KernelCase(_Part, frozen=True, kw_only=True):
 
 
 class CudaCompile(Params, frozen=True, kw_only=True):
-    """Compile a CUDA source in the sandbox. Only device code is made; the module is the artifact of the stage."""
+    """Compile a CUDA source in the sandbox. Only device code is made; the module is the artifact of the stage.
+
+    A source that does not compile fails: its score is 0, and the compiler's text is in the output.
+    """
 
     code: Annotated[str, msgspec.Meta(max_length=MOST_SOURCE)]
     arch: Architecture | None = None
@@ -134,7 +145,11 @@ class CudaCompile(Params, frozen=True, kw_only=True):
 
 
 class CudaKernel(Params, frozen=True, kw_only=True):
-    """Run a compiled kernel alone on a GPU: correctness against a reference on fresh inputs, and time."""
+    """Run a compiled kernel alone on a GPU: correctness against a reference on fresh inputs, and time.
+
+    In a task, a stage of the kind `cuda.compile` is before it. The kernel may run for half of the stage's `timeout_s`;
+    its start and the reference have the other half.
+    """
 
     kernel: Symbol
     """Name of the `extern "C" __global__` function."""
@@ -162,8 +177,61 @@ class CudaKernel(Params, frozen=True, kw_only=True):
         if self.score == "speedup" and any(case.baseline_ms is None for case in self.cases):
             raise ValueError("cases: the score `speedup` needs `baseline_ms` in each")
         for case in self.cases:
-            expressions = [*self.launch.grid, *self.launch.block, self.launch.shared_bytes]
-            expressions += [each for one in self.arguments for each in one.shape]
-            expressions += [one.value for one in self.arguments if isinstance(one.value, str)]
-            for each in expressions:
-                evaluated(each, case.sizes)
+            self._check_case(case.sizes)
+
+    def _check_case(self, sizes: Mapping[str, int]) -> None:
+        launch = self.launch
+        evaluated(launch.shared_bytes, sizes)
+        block, grid = (dimensions(each, sizes) for each in (launch.block, launch.grid))
+        if not 1 <= math.prod(block) <= MOST_THREADS:
+            raise ValueError(
+                f"launch.block: {block} has {math.prod(block)} threads, and should have 1 to {MOST_THREADS}"
+            )
+        if any(not 1 <= here <= most for here, most in zip(grid, MOST_GRID, strict=True)):
+            raise ValueError(f"launch.grid: {grid} should be from 1 to {MOST_GRID}")
+        size = 0
+        for one in self.arguments:
+            if one.role != "scalar":
+                size += SIZES[one.dtype] * math.prod(evaluated(each, sizes) for each in one.shape)
+            else:
+                scalar(one, sizes)
+        if size > MOST_TENSOR_BYTES:
+            raise ValueError(f"cases: inputs and outputs have {size} bytes, and may have {MOST_TENSOR_BYTES}")
+
+
+class CudaProgram(CudaKernel, frozen=True, kw_only=True):
+    """Compile a CUDA kernel, and run it alone on a GPU: correctness against a reference on fresh inputs, and time.
+
+    The action has two stages: `cuda.compile` on a core, then `cuda.kernel` on a GPU.
+    """
+
+    code: Annotated[str, msgspec.Meta(max_length=MOST_SOURCE)]
+    """CUDA source. Only device code is made."""
+    arch: Architecture | None = None
+    """`sm_90`: machine code of that GPU. `compute_90`: PTX, which the driver compiles. Null: as the node's setting."""
+    memory_mb: Annotated[int, msgspec.Meta(ge=256, le=65536)] = 4096
+    """Memory of the compiler."""
+
+
+def dimensions(given: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return the three dimensions of a grid or block. Missing ones are 1."""
+    first, second, third = [*(evaluated(each, sizes) for each in given), 1, 1][:3]
+    return first, second, third
+
+
+def scalar(argument: KernelArgument, sizes: Mapping[str, int]) -> int | float:
+    """Return the value of a scalar argument.
+
+    Raises:
+        ValueError: its type cannot hold the value.
+    """
+    value = argument.value if isinstance(argument.value, float) else evaluated(argument.value, sizes)
+    if argument.dtype.startswith("float"):
+        if abs(value) > MOST_FLOAT[argument.dtype]:
+            raise ValueError(f"argument {argument.name!r}: {value} is no {argument.dtype}")
+        return float(value)
+    bits, signed = 8 * SIZES[argument.dtype], not argument.dtype.startswith("u")
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    if value != int(value) or not low <= value <= high:
+        raise ValueError(f"argument {argument.name!r}: {value} is no {argument.dtype}")
+    return int(value)

@@ -43,6 +43,29 @@ class Requirement:
         return parameter(params, self.parameter) is not None
 
 
+@dataclass(frozen=True, slots=True)
+class ArtifactUse:
+    """A kind makes or takes an artifact: bytes that a stage leaves for later stages of its action (ADR 0074)."""
+
+    parameter: str = ""
+    """Only if this parameter is given; empty: always."""
+
+    def applies(self, params: Mapping[str, Any] | Params) -> bool:
+        """Return whether a stage with these parameters makes or takes one."""
+        return not self.parameter or parameter(params, self.parameter) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Stage that is put before an action of a kind, outside of tasks. It makes the artifact that the kind takes."""
+
+    kind: str
+    stage: str
+    """Name of that stage."""
+    params: type[Params]
+    """Parameters of such an action: those of both kinds."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KindSpec:
     """One action kind. Declared once, so that identity is equality."""
@@ -71,6 +94,14 @@ class KindSpec:
     """Amounts of its first resource that a node can grant together. Empty: all."""
     service_by: str = ""
     """Parameter with the name of the model service that an action uses. Empty: it uses none."""
+    uses_service: str = ""
+    """Model service that all of its actions use. Empty: the one that `service_by` names."""
+    makes_artifact: ArtifactUse | None = None
+    """Its stages leave an artifact if they pass. None: they leave none."""
+    takes_artifact: ArtifactUse | None = None
+    """Its stages need the artifact of an earlier stage. None: they need none."""
+    prepared_by: Preparation | None = None
+    """Stage before an action of this kind. None: such an action has one stage."""
     check: Callable[[Mapping[str, Any]], None] | None = None
     """Raises ValueError for parameters of a template that no request makes valid. They have their types."""
     decoder: msgspec.json.Decoder[Params] = field(init=False, repr=False)
@@ -84,6 +115,18 @@ class KindSpec:
         if not self.repeatable or not self.repeatable_by:
             return self.repeatable
         return parameter(params, self.repeatable_by) is not False
+
+    def service_of(self, params: Mapping[str, Any] | Params) -> str:
+        """Return the model service that an action with these parameters uses; empty if it uses none."""
+        return str(parameter(params, self.service_by)) if self.service_by else self.uses_service
+
+    def makes(self, params: Mapping[str, Any] | Params) -> bool:
+        """Return whether a stage with these parameters leaves an artifact."""
+        return self.makes_artifact is not None and self.makes_artifact.applies(params)
+
+    def takes(self, params: Mapping[str, Any] | Params) -> bool:
+        """Return whether a stage with these parameters needs an artifact."""
+        return self.takes_artifact is not None and self.takes_artifact.applies(params)
 
     @property
     def fields(self) -> tuple[str, ...]:

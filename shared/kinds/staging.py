@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -181,5 +181,28 @@ def single_stage(spec: KindSpec, request: SingleAction, node_class: str) -> Stag
         duration_s=request.duration_s,
         quotas=quotas,
         repeatable=spec.repeats(params),
-        service=parameter(params, spec.service_by) if spec.service_by else "",
+        service=spec.service_of(params),
     )
+
+
+class StageUse(NamedTuple):
+    """A stage with its parameters, for `check_artifacts`."""
+
+    name: str
+    spec: KindSpec
+    params: Mapping[str, Any]
+
+
+def check_artifacts(stages: Iterable[StageUse]) -> None:
+    """Check that an earlier stage makes the artifact that a stage takes.
+
+    Raises:
+        ValueError: none does. The message says what to put before it.
+    """
+    made = False
+    for name, spec, params in stages:
+        if spec.takes(params) and not made:
+            maker = spec.prepared_by.kind if spec.prepared_by else ""
+            what = f"put a stage of the kind {maker} before it" if maker else "let an earlier stage make one"
+            raise ValueError(f"stage {name!r} ({spec.name}) takes an artifact, and no earlier stage makes one; {what}")
+        made = made or spec.makes(params)

@@ -52,6 +52,23 @@ class DeviceProcess:
     def _send(self, answer: dict[str, Any]) -> None:
         self._channel.sendall(json.dumps(answer).encode() + b"\n")
 
+    def do_probe(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Use the GPU without a module: it works."""
+        del request
+        self._heat()
+        return {}
+
+    def do_reserve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Allocate the largest arena before the sample is loaded: a lack of memory is none of its faults."""
+        self._reserve(request["size"])
+        return {}
+
+    def _reserve(self, size: int) -> None:
+        if self._size < size:
+            if self._size:
+                self._cuda.call("cuMemFree", self._arena)
+            self._arena, self._size = self._cuda.allocate(size), size
+
     def do_load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Load the module once, before inputs are drawn."""
         self._load(request)
@@ -68,10 +85,7 @@ class DeviceProcess:
     def do_warm(self, request: dict[str, Any]) -> dict[str, Any]:
         """Copy set 0 to the GPU and launch it as warm-up. The module is loaded anew: it keeps nothing of a trial."""
         cuda, size = self._cuda, request["size"]
-        if self._size < size:
-            if self._size:
-                cuda.call("cuMemFree", self._arena)
-            self._arena, self._size = cuda.allocate(size), size
+        self._reserve(size)
         self._function = self._load(request)
         self._copy(0, request["first"])
         cuda.launch(self._function, request["dims"], request["shared"], self._packed(request["set"])[0])

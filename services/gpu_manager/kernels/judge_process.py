@@ -3,6 +3,14 @@
 It runs the trainer's reference and none of the sample. Its time of a trial begins before the word `go` and ends
 with the answer of the process with the GPU; the time of as many empty operations is subtracted. The larger of this time
 and that of CUDA's events counts, so that a forged one of them does not make a kernel faster.
+
+| phase | what runs | its failure is that of |
+| --- | --- | --- |
+| `reference` | the trainer's reference, and the comparison | the trainer |
+| `start` | the process with the GPU, before it reads anything of the sample | this node |
+| `load`, `kernel` | the sample's module and kernel | the sample |
+
+Law: answers of the process with the GPU are hostile from `load` on. Each one that has another form is a `Fault`.
 """
 
 from __future__ import annotations
@@ -22,14 +30,21 @@ import numpy as np
 from services.gpu_manager.kernels.arena import Arena, Array, Tensor, sets_of
 
 EMPTY_TRIALS: Final = 3
+MOST_REASON: Final = 500
+"""Characters of a reason."""
+MOST_DESCRIBED: Final = 128
+MOST_MS: Final = 1e9
+"""A longer time is not believed."""
 
 
 class Fault(Exception):
     """The kernel has failed, or its process has ended."""
 
-    def __init__(self, error_class: str, reason: str) -> None:
+    def __init__(self, error_class: str, reason: str, call: str = "", code: int = 0) -> None:
         super().__init__(reason)
         self.error_class = error_class
+        self.call, self.code = call, code
+        """Function of CUDA's driver that has failed, and its error; empty: none."""
 
 
 class Unusable(Exception):
@@ -42,34 +57,46 @@ class KernelJudge:
     def __init__(self, job: dict[str, Any], channel: socket.socket, image: int, result: int) -> None:
         self._job, self._channel, self._reader = job, channel, channel.makefile("rb")
         self._image, self._result = image, result
-        self._phase: Callable[[str], None] = lambda _: None
+        self._report: Callable[[str], None] = lambda _: None
+        self.phase = "reference"
         self.device: dict[str, Any] = {}
         self.seeds: list[int] = []
         self.launches = 0
 
     def judge(self, phase: Callable[[str], None]) -> dict[str, Any]:
         """Return the report. `phase` is told what runs now."""
-        self._phase = phase
-        phase("reference")
+        self._report = phase
+        self._phase("reference")
         reference = self._reference()
-        phase("load")
-        self.device = self._answer()
+        self._phase("start")
+        self.device = _described(self._answer())
+        self._ask({"do": "reserve", "size": max(self._arena(case).size for case in self._job["cases"])})
+        self._phase("load")
         self._ask({"do": "load", "kernel": self._job["kernel"], "shared": max(c["shared"] for c in self._job["cases"])})
         cases: list[dict[str, Any]] = []
         for case in self._job["cases"]:
             cases.append(self._case(case, reference))
             if not cases[-1]["correct"]:
                 break
-        return {"cases": cases, **self._seen()}
+        return {"cases": cases, **self.seen()}
 
-    def _seen(self) -> dict[str, Any]:
+    def _phase(self, name: str) -> None:
+        self.phase = name
+        self._report(name)
+
+    @staticmethod
+    def _arena(case: dict[str, Any]) -> Arena:
+        tensors = [Tensor(**{**one, "shape": tuple(one["shape"])}) for one in case["tensors"]]
+        return Arena(tensors, 1 + sets_of(tensors))
+
+    def seen(self) -> dict[str, Any]:
         return {"device": self.device, "seeds": self.seeds, "launches": self.launches}
 
     def _reference(self) -> Callable[..., Any]:
         names: dict[str, Any] = {"np": np, "__name__": "reference"}
         try:
             exec(compile(self._job["reference"], "reference.py", "exec"), names)  # the trainer's
-            found = names["reference"]
+            found = names.get("reference")
         except Exception as error:
             raise Unusable(f"reference: {type(error).__name__}: {error}") from error
         if not callable(found):
@@ -77,8 +104,7 @@ class KernelJudge:
         return found  # type: ignore[no-any-return]
 
     def _case(self, case: dict[str, Any], reference: Callable[..., Any]) -> dict[str, Any]:
-        tensors = [Tensor(**{**one, "shape": tuple(one["shape"])}) for one in case["tensors"]]
-        arena = Arena(tensors, 1 + sets_of(tensors))
+        arena = self._arena(case)
         for descriptor in (self._image, self._result):
             os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, arena.size))
         found: dict[str, Any] = {"sizes": case["sizes"], "correct": True, "max_error": 0.0, "why": ""}
@@ -127,7 +153,7 @@ class KernelJudge:
         began = time.perf_counter()
         self._channel.send(b"g")
         answer = self._answer()
-        wall_s = time.perf_counter() - began
+        wall_s, device_ms = time.perf_counter() - began, _milliseconds(answer)
         self.launches += 1 if empty else arena.count
         self._ask({"do": "fetch", "size": arena.size})
         with mmap.mmap(self._result, arena.size) as memory:
@@ -139,7 +165,7 @@ class KernelJudge:
             self._compare(arena, copy, number, drawn[number], case, reference, found)
         if found["correct"] and (strays := arena.strays(image, copy)) and not empty:
             found |= {"correct": False, "why": f"it has changed {strays} bytes outside its outputs"}
-        return wall_s, float(answer["device_ms"])
+        return wall_s, device_ms
 
     def _show(self, image: Array, begin: int, end: int) -> None:
         """Write a part of the image into the memory that the other process reads."""
@@ -180,13 +206,30 @@ class KernelJudge:
         try:
             line = self._reader.readline(1 << 20)
             answer = json.loads(line) if line else None
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise Fault("DeviceProcessEnded", "the process with the GPU has ended")
         if "error" in answer:
-            raise Fault("CudaError", str(answer["error"])[:300])
+            call, code = answer.get("call"), answer.get("code")
+            raise Fault(
+                "CudaError",
+                str(answer["error"])[:MOST_REASON],
+                call if isinstance(call, str) else "",
+                code if isinstance(code, int) else 0,
+            )
         return answer
+
+
+def _milliseconds(answer: dict[str, Any]) -> float:
+    took = answer.get("device_ms")
+    if not isinstance(took, int | float) or not 0 <= took < MOST_MS:
+        raise Fault("BadAnswer", "the process with the GPU reports no time")
+    return float(took)
+
+
+def _described(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(answer[name])[:MOST_DESCRIBED] for name in ("device", "capability", "driver") if name in answer}
 
 
 def report_of(job: dict[str, Any], channel: socket.socket, image: int, result: int, out: int) -> None:
@@ -199,7 +242,8 @@ def report_of(job: dict[str, Any], channel: socket.socket, image: int, result: i
     try:
         report = judge.judge(phase)
     except Fault as fault:
-        report = {"fault": fault.error_class, "why": str(fault), **judge._seen()}
+        report = {"fault": fault.error_class, "why": str(fault), "phase": judge.phase, "call": fault.call,
+                  "code": fault.code, **judge.seen()}  # fmt: skip
     except Unusable as error:
-        report = {"unusable": str(error)}
+        report = {"unusable": str(error)[:MOST_REASON]}
     os.write(out, json.dumps({"report": report}).encode() + b"\n")

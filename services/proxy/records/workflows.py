@@ -103,7 +103,7 @@ class PreparedStage:
             exception_score=self.template.exception_score,
             quotas=amounts_of(self.template.quotas),
             repeatable=spec.repeats(merged),
-            service=merged[spec.service_by] if spec.service_by else "",
+            service=spec.service_of(merged),
         )
 
     def _check_places(self, given: Collection[str], values: Collection[str]) -> None:

@@ -28,6 +28,8 @@ class FakeDevice:
         self._channel, self._image, self._result, self._launch = channel, image, result, launch
         self._memory: Array = np.zeros(1, np.uint8)
         self._kept: dict[str, Any] = {}
+        self.refuses_load: dict[str, Any] | None = None
+        """Answer to `load`; None: it loads."""
 
     def serve(self) -> None:
         self._send({"device": "fake"})
@@ -44,6 +46,8 @@ class FakeDevice:
                 for one in request["sets"] if not request["empty"] else ():
                     self._launch(self._memory, [value for _, value in one], self._kept)
                 answer = {"device_ms": 0.5}
+            elif request["do"] == "load" and self.refuses_load is not None:
+                answer = self.refuses_load
             elif request["do"] == "fetch":
                 with mmap.mmap(self._result, request["size"]) as result:
                     result[:] = self._memory.tobytes()

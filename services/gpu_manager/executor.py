@@ -45,6 +45,11 @@ class _Wait:
     began_s: Seconds
     lasted_s: Seconds | None = None
 
+    @property
+    def ended(self) -> bool:
+        """True if its service was resident, or the attempt has ended."""
+        return self.lasted_s is not None
+
     def end(self) -> Seconds:
         """Return how long it has lasted. The first call ends it."""
         if self.lasted_s is None:
@@ -102,12 +107,18 @@ class GpuExecutor:
             return refused(f"this node does not execute {grant.work}")
         if chunk is None:
             return lost(f"the grant names no chunk of GPUs: {grant.numbers}")
-        wait = _Wait(self.clock, self.clock.monotonic())
+        instance, wait = InstanceId(grant.service, chunk), _Wait(self.clock, self.clock.monotonic())
         try:
-            result = await self._served(grant, InstanceId(grant.service, chunk), wait)
+            result = await self._served(grant, instance, wait)
         except asyncio.CancelledError:  # the leader has revoked it, or this node stops
             result = AttemptResult("cancelled")
+            if not wait.ended:
+                result = self._not_ready(result, instance)
         return msgspec.structs.replace(result, restore_s=wait.end())
+
+    def _not_ready(self, result: AttemptResult, instance: InstanceId) -> AttemptResult:
+        """Return the result of an attempt that has waited for an engine, with the time at which that is expected."""
+        return msgspec.structs.replace(result, ready_in_s=self.serving.ready_in_s(instance))
 
     async def _served(self, grant: Granted, instance: InstanceId, wait: _Wait) -> AttemptResult:
         """Wait until the service is resident, and make the calls of an action."""
@@ -119,6 +130,8 @@ class GpuExecutor:
         except NotServed as error:
             if error.retry_in_s is None:
                 return refused(error.reason)
+            if not wait.ended and self.clock.monotonic() >= wait.began_s + grant.budget_s:
+                return self._not_ready(postponed(error.reason, BUSY_RETRY_S), instance)
             # The time of a probe is that of one chunk. The leader knows by the report that it is unusable, so the
             # action may go elsewhere, or waits until a report changes that.
             return postponed(error.reason, min(error.retry_in_s, BUSY_RETRY_S))

@@ -149,6 +149,10 @@ class Serving:
             if not holding.refused.done():
                 self.handle(model.HolderEnded(holder, holding.ok))
 
+    def ready_in_s(self, instance: InstanceId) -> Seconds:
+        """Return the expected time until an engine is resident, by measured steps."""
+        return self.machine.ready_in_s(self.clock.monotonic(), instance)
+
     def address(self, instance: InstanceId) -> EngineAddress:
         """Return how to call an engine that is resident."""
         entry = self._made_of[instance]

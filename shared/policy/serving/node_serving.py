@@ -88,11 +88,16 @@ class NodeServing:
         """Return each instance, by service and chunk. It changes nothing. O(instances log instances)."""
         return view_of(self._state)
 
+    def ready_in_s(self, now: float, instance: model.InstanceId) -> float:
+        """Return the expected time until an instance is resident. It changes nothing. O(evictions for it)."""
+        one = self._state.instances.get(instance)
+        return self._state.config.retry_s if one is None else self._queue.ready_in_s(one, now)
+
     def _expire(self, now: float) -> None:
         """Handle all times that have come."""
         while (key := self._state.timers.pop_due(now)) is not None:
             if isinstance(key, str):
-                self._queue.expire(key)
+                self._queue.expire(key, now)
             else:
                 self._turns.due(self._state.instances[key], now)
         self._turns.settle(now)

@@ -126,7 +126,7 @@ class GpuExecutor:
         try:
             async with self.serving.using(holder, instance, wait.began_s + grant.budget_s) as holding:
                 WAIT_SECONDS.observe(wait.end())
-                return await self._called(grant, instance, holding)
+                return await self._called(grant, instance, holding, wait.began_s + grant.budget_s)
         except NotServed as error:
             if error.retry_in_s is None:
                 return refused(error.reason)
@@ -136,14 +136,11 @@ class GpuExecutor:
             # action may go elsewhere, or waits until a report changes that.
             return postponed(error.reason, min(error.retry_in_s, BUSY_RETRY_S))
 
-    async def _called(self, grant: Granted, instance: InstanceId, holding: EngineUse) -> AttemptResult:
-        """Make the calls of an action, unless its engine is taken away."""
-        call = EngineAttempt(
-            self.serving.address(instance),
-            self.http,
-            asyncio.get_running_loop().time() + grant.timeout_s,
-            self.output_bytes,
-        )
+    async def _called(self, grant: Granted, instance: InstanceId, holding: EngineUse, ends_s: Seconds) -> AttemptResult:
+        """Make the calls of an action, unless its engine is taken away. `ends_s`: its deadline."""
+        limit_s = asyncio.get_running_loop().time() + grant.timeout_s
+        call = EngineAttempt(self.serving.address(instance), self.http, limit_s, self.output_bytes)
+        holding.ends_s = min(ends_s, self.clock.monotonic() + grant.timeout_s)
         calling = asyncio.create_task(perform(grant.work, grant.params, call), name=f"call {grant.action}")
         try:
             either: list[asyncio.Future[Any]] = [calling, holding.refused]
@@ -167,7 +164,7 @@ class GpuExecutor:
         except Exception as error:  # noqa: BLE001  # our bug, which is no statement about the sample
             _log.error("model_call_crashed", exc_info=error)
             return lost(f"the call failed: {type(error).__name__}")
-        holding.ok = True
+        holding.ok = self.clock.monotonic() < holding.ends_s
         return result
 
 

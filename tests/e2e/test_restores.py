@@ -13,13 +13,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.e2e.model_engine import __file__ as ENGINE
 from treadle.client.answers import Answer
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.requests import RewardRequest
 from treadle.testing.servers import temporary_home
 from treadle.testing.stack import RunningStack, running_stack
 
+ENGINE = Path(__file__).with_name("model_engine.py")
 WAIT_S = 120
 START_S = 6.0
 """Time of a restore of `slow`. No assertion depends on its exact value."""

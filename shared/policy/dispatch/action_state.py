@@ -15,7 +15,6 @@ from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane
 from shared.policy.resources.resource import NO_USE, Use
 
-
 LEAST_RETRY_S, MOST_RETRY_S = 1.0, 3600.0
 """Bounds of `ActionState.retry_in_s`: a restore may take longer than expected, and nodes choose what they report."""
 

@@ -78,6 +78,7 @@ class HolderQueue:
             one.used_s = now
             if ended.ok:
                 one.deaths = one.failures = 0
+            one.note_end(ok=ended.ok, unanswered=ended.unanswered, now=now)
         self._state.touch(one)
 
     def expire(self, holder: str, now: float) -> None:
@@ -98,6 +99,8 @@ class HolderQueue:
             state.timers.set(holder, float("inf"))
             one.running[holder] = None
             one.used_s = now
+            if one.unanswered_s is None:
+                one.unanswered_s = now
             state.set_state(one, "running", "", now)
             state.commands.append(Admit(holder, one.id))
 

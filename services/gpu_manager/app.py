@@ -97,7 +97,8 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
     async def lifespan(app: FastAPI) -> AsyncIterator[GpuManagerState]:
         redis_url, device_gb = settings.treadle.redis_url, tuple(one.memory_gb for one in found.devices)
         host_gb = settings.host_memory_gb or psutil.virtual_memory().total / GIB / 2
-        machine = NodeServing(NodeMemory(device_gb, host_gb), ServingConfig(max_wait_s=settings.max_wait_s))
+        config = ServingConfig(max_wait_s=settings.max_wait_s, hung_after_s=settings.hung_after_s)
+        machine = NodeServing(NodeMemory(device_gb, host_gb), config)
         folders = EngineFolders(state_folder(settings.state, settings.treadle.home, settings.node), settings.lease_s)
         async with (
             folders.used(),

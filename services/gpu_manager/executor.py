@@ -45,6 +45,11 @@ class _Wait:
     began_s: Seconds
     lasted_s: Seconds | None = None
 
+    @property
+    def ended(self) -> bool:
+        """True if its service was resident, or the attempt has ended."""
+        return self.lasted_s is not None
+
     def end(self) -> Seconds:
         """Return how long it has lasted. The first call ends it."""
         if self.lasted_s is None:
@@ -102,12 +107,18 @@ class GpuExecutor:
             return refused(f"this node does not execute {grant.work}")
         if chunk is None:
             return lost(f"the grant names no chunk of GPUs: {grant.numbers}")
-        wait = _Wait(self.clock, self.clock.monotonic())
+        instance, wait = InstanceId(grant.service, chunk), _Wait(self.clock, self.clock.monotonic())
         try:
-            result = await self._served(grant, InstanceId(grant.service, chunk), wait)
+            result = await self._served(grant, instance, wait)
         except asyncio.CancelledError:  # the leader has revoked it, or this node stops
             result = AttemptResult("cancelled")
+            if not wait.ended:
+                result = self._not_ready(result, instance)
         return msgspec.structs.replace(result, restore_s=wait.end())
+
+    def _not_ready(self, result: AttemptResult, instance: InstanceId) -> AttemptResult:
+        """Return the result of an attempt that has waited for an engine, with the time at which that is expected."""
+        return msgspec.structs.replace(result, ready_in_s=self.serving.ready_in_s(instance))
 
     async def _served(self, grant: Granted, instance: InstanceId, wait: _Wait) -> AttemptResult:
         """Wait until the service is resident, and make the calls of an action."""
@@ -115,22 +126,21 @@ class GpuExecutor:
         try:
             async with self.serving.using(holder, instance, wait.began_s + grant.budget_s) as holding:
                 WAIT_SECONDS.observe(wait.end())
-                return await self._called(grant, instance, holding)
+                return await self._called(grant, instance, holding, wait.began_s + grant.budget_s)
         except NotServed as error:
             if error.retry_in_s is None:
                 return refused(error.reason)
+            if not wait.ended and self.clock.monotonic() >= wait.began_s + grant.budget_s:
+                return self._not_ready(postponed(error.reason, BUSY_RETRY_S), instance)
             # The time of a probe is that of one chunk. The leader knows by the report that it is unusable, so the
             # action may go elsewhere, or waits until a report changes that.
             return postponed(error.reason, min(error.retry_in_s, BUSY_RETRY_S))
 
-    async def _called(self, grant: Granted, instance: InstanceId, holding: EngineUse) -> AttemptResult:
-        """Make the calls of an action, unless its engine is taken away."""
-        call = EngineAttempt(
-            self.serving.address(instance),
-            self.http,
-            asyncio.get_running_loop().time() + grant.timeout_s,
-            self.output_bytes,
-        )
+    async def _called(self, grant: Granted, instance: InstanceId, holding: EngineUse, ends_s: Seconds) -> AttemptResult:
+        """Make the calls of an action, unless its engine is taken away. `ends_s`: its deadline."""
+        limit_s = asyncio.get_running_loop().time() + grant.timeout_s
+        call = EngineAttempt(self.serving.address(instance), self.http, limit_s, self.output_bytes)
+        holding.ends_s = min(ends_s, self.clock.monotonic() + grant.timeout_s)
         calling = asyncio.create_task(perform(grant.work, grant.params, call), name=f"call {grant.action}")
         try:
             either: list[asyncio.Future[Any]] = [calling, holding.refused]
@@ -154,7 +164,7 @@ class GpuExecutor:
         except Exception as error:  # noqa: BLE001  # our bug, which is no statement about the sample
             _log.error("model_call_crashed", exc_info=error)
             return lost(f"the call failed: {type(error).__name__}")
-        holding.ok = True
+        holding.ok = self.clock.monotonic() < holding.ends_s
         return result
 
 

@@ -13,6 +13,9 @@ from shared.policy.model.results import ExecutionStatus
 ATTEMPTS = Counter("treadle_gpu_manager_attempts", "Attempts that ended on this node.", ["status"])
 RUNNING = Gauge("treadle_gpu_manager_running", "Attempts that use an engine or wait for one.")
 EVICTIONS = Counter("treadle_gpu_manager_evictions", "Evictions of engines, by level.", ["level"])
+LIVENESS = Counter(
+    "treadle_gpu_manager_liveness_checks", "Checks of engines that answer nothing, by result.", ["found"]
+)
 STEP_SECONDS = Histogram(
     "treadle_gpu_manager_step_seconds",
     "Duration of one step of an engine: load, evict, restore, canary, stop.",

@@ -13,13 +13,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from services.gpu_manager.backends.protocol import Backend, EngineError, OutOfMemory
 from services.gpu_manager.device_checks import check_memory
 from services.gpu_manager.devices import DeviceMemory
 from services.gpu_manager.engine_calls import EngineAddress
-from services.gpu_manager.metrics import EVICTIONS, STEP_SECONDS
+from services.gpu_manager.liveness import read_liveness
+from services.gpu_manager.metrics import EVICTIONS, LIVENESS, STEP_SECONDS
 from shared.model_services.entries import ServiceEntry
 from shared.policy.serving import model
 from shared.policy.serving.model import InstanceId, Stimulus
@@ -50,6 +52,8 @@ class EngineUse:
     """Done if the engine is taken away."""
     ok: bool = False
     """The engine has served it. Set by the holder."""
+    ends_s: Seconds = inf
+    """Time by which the engine has to answer. Set by the holder."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,8 @@ class Serving:
     _holders: dict[str, EngineUse] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _watches: dict[InstanceId, asyncio.Task[None]] = field(default_factory=dict)
+    _checks: dict[InstanceId, asyncio.Task[None]] = field(default_factory=dict)
+    """Checks of liveness under way."""
     _timer: asyncio.TimerHandle | None = None
     _removed: set[str] = field(default_factory=set)
     """Services that were removed. Their entries stay for engines that are still drained."""
@@ -147,7 +153,12 @@ class Serving:
         finally:
             del self._holders[holder]
             if not holding.refused.done():
-                self.handle(model.HolderEnded(holder, holding.ok))
+                unanswered = not holding.ok and self.clock.monotonic() >= holding.ends_s
+                self.handle(model.HolderEnded(holder, holding.ok, unanswered))
+
+    def ready_in_s(self, instance: InstanceId) -> Seconds:
+        """Return the expected time until an engine is resident, by measured steps."""
+        return self.machine.ready_in_s(self.clock.monotonic(), instance)
 
     def address(self, instance: InstanceId) -> EngineAddress:
         """Return how to call an engine that is resident."""
@@ -197,6 +208,8 @@ class Serving:
                 self._step(instance, "stop", self._stopped(instance))
             case model.Abort(instance):
                 self._spawn(self._aborted(instance), f"abort {instance}")
+            case model.CheckLiveness(instance):
+                self._checks[instance] = self._spawn(self._live(instance), f"check {instance}")
             case model.Admit(holder, _):
                 self._holders[holder].admitted.set_result(None)
             case model.RefuseHolder(holder, reason, retry_in_s):
@@ -213,6 +226,8 @@ class Serving:
     # ---- steps -------------------------------------------------------------------------------------------------
 
     def _step(self, instance: InstanceId, step: model.Step, work: Coroutine[Any, Any, None]) -> None:
+        if (check := self._checks.pop(instance, None)) is not None:
+            check.cancel()
         self._spawn(self._stepped(instance, step, work), f"{step} {instance}")
 
     async def _stepped(self, instance: InstanceId, step: model.Step, work: Coroutine[Any, Any, None]) -> None:
@@ -275,6 +290,14 @@ class Serving:
             await self._backends[instance].abort()
         except EngineError as error:  # its holders end by their deadline, or the engine is stopped
             _log.warning("abort_failed", instance=str(instance), reason=error.reason)
+
+    async def _live(self, instance: InstanceId) -> None:
+        found, reason = await read_liveness(self._backends[instance])
+        LIVENESS.labels(found).inc()
+        if found != "alive":
+            _log.warning("engine_silent", instance=str(instance), found=found, reason=reason)
+        del self._checks[instance]
+        self.handle(model.LivenessChecked(instance, found, reason))
 
     # ---- watches and tasks -------------------------------------------------------------------------------------
 

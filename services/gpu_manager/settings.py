@@ -42,6 +42,8 @@ class GpuManagerSettings(ServiceSettings):
     """Host memory for sleeping engines, GB. 0: half of the machine's memory."""
     max_wait_s: float = Field(30.0, gt=0)
     """Seconds after which a waiting action evicts an engine that would otherwise stay."""
+    hung_after_s: float = Field(30.0, gt=0)
+    """Seconds for which an engine may answer none of its actions. Then its state is read beside them."""
     heartbeat_s: float = Field(2.0, gt=0)
     """Seconds between heartbeats. By default the leader considers a node lost after five missed ones."""
     output_bytes: int = Field(4 << 20, gt=0)

@@ -203,6 +203,26 @@ class Unavailable(TreadleError):
 
 
 @dataclass(eq=False)
+class NotResident(TreadleError):
+    """The deadline came while the model service was restored. Send the work again after `retry_after_s`, under another
+    `request_id`: this one has been answered.
+    """
+
+    slug, title, status = "not-resident", "Model service not resident in time", 503
+    what: str
+    retry_after_s: float
+    answer: dict[str, Any] | None = None
+    """The masked answer."""
+
+    def __str__(self) -> str:
+        return f"{self.what}; send it again after {self.retry_after_s:g} s, under another request_id"
+
+    def headers(self) -> dict[str, str]:
+        """Return `Retry-After`, rounded up: a retry at that time is not too early."""
+        return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+
+
+@dataclass(eq=False)
 class BadGateway(TreadleError):
     """An inference engine has broken its answer off. A repeat may succeed."""
 
@@ -242,6 +262,7 @@ PROBLEMS: dict[str, type[TreadleError]] = {
         Overloaded,
         TooLarge,
         Unavailable,
+        NotResident,
         BadGateway,
         DeadlineMissed,
     )

@@ -221,6 +221,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reason of the end. While the action waits: why it is stuck, because no present node can execute it. While it is
     parked: what it waits for."""
     request_id: str | None = None
+    retry_in_s: float | None = None
+    """Seconds, from the answer on, after which its model service is expected to be resident, if its deadline came while
+    that was restored. Send the work again then, under another `request_id`. Absent otherwise."""
     score: float | None = None
     """Reward; absent without a verdict."""
     stages: list[StageReport] = []

@@ -106,6 +106,12 @@ class DeadlineMissed(TreadleError):
     slug = "deadline-missed"
 
 
+class NotResident(TreadleError):
+    """The deadline came while the model service was restored. The problem's `answer` is the masked answer."""
+
+    slug = "not-resident"
+
+
 class BadGateway(TreadleError):
     """An inference engine has broken its answer off."""
 
@@ -161,6 +167,7 @@ BY_SLUG: dict[str, type[TreadleError]] = {
         LeaseLost,
         Fenced,
         TooLarge,
+        NotResident,
         BadGateway,
         DeadlineMissed,
         Overloaded,

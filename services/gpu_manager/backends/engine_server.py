@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import psutil
+
 from services.gpu_manager.backends.canary import send_canary
 from services.gpu_manager.backends.engine_folders import EngineFolder, EngineFolders
 from services.gpu_manager.backends.engine_http import EngineHttp
@@ -314,7 +316,15 @@ def _footprint(process: EngineProcess, launch: EngineLaunch, memory: DeviceMemor
     """Measure an engine. Reads /proc and the devices: blocks for 10 to 20 ms."""
     pids = process.processes()
     device_bytes = memory.bytes_of(launch.devices, pids) if memory is not None else None
-    return Footprint(device_bytes, sum(map(_host_bytes, pids)))
+    return Footprint(device_bytes, sum(map(_host_bytes, pids)), sum(map(_cpu_s, pids)))
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process so far; 0 if it has ended."""
+    with suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def _host_bytes(pid: int) -> int:

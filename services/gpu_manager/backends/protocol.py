@@ -59,14 +59,19 @@ class Capabilities:
     """The engine dies if it is put to sleep while requests run. The caller fences and drains first."""
     can_autowake: bool
     """A request wakes a sleeping engine. Otherwise the request waits until something else wakes it."""
+    answers_at_work: bool = False
+    """Its state can be read while it executes requests, however many. Otherwise an engine that cannot be read may be at
+    work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Measured memory of an engine, in bytes. None: it cannot be measured."""
+    """Measured memory of an engine, in bytes, and CPU time. None: it cannot be measured."""
 
     device_bytes: int | None
     host_bytes: int | None
+    cpu_s: float | None = None
+    """CPU seconds of its present processes so far."""
 
 
 @dataclass(frozen=True, slots=True)

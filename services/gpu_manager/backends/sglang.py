@@ -47,6 +47,7 @@ class SglangBackend:
             preserves_graphs=True,
             needs_idle=True,
             can_autowake=False,
+            answers_at_work=True,
         )
         self._released: frozenset[str] | None = None
         """Tags that are released. None: unknown."""

@@ -46,6 +46,7 @@ class TorchBackend:
             preserves_graphs=True,
             needs_idle=True,
             can_autowake=False,
+            answers_at_work=True,
         )
 
     @property

@@ -45,6 +45,7 @@ class VllmBackend:
             preserves_graphs=True,
             needs_idle=True,
             can_autowake=False,
+            answers_at_work=True,
         )
         self._level: Level | None = None
         """Level that this backend has confirmed. None: awake, or entered by someone else."""

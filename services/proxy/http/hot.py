@@ -11,6 +11,7 @@ import msgspec
 from services.proxy.http.asgi import Call, HotRoute, Reply
 from services.proxy.http.bulk import post_bulk
 from services.proxy.http.deadline import read_deadline
+from services.proxy.http.restores import reply_of
 from services.proxy.records.batch_service import decode_reward
 from services.proxy.records.intake import Accepted, of_action
 from services.proxy.records.store import Stored
@@ -48,7 +49,11 @@ async def post_reward(call: Call) -> Reply:
 
 
 async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float) -> Reply:
-    """Journal an action. Return 200 with its answer if that comes within `wait_s`, else 202 with its state."""
+    """Journal an action. Return 200 with its answer if that comes within `wait_s`, else 202 with its state.
+
+    Raises:
+        NotResident: its deadline came while its model service was restored.
+    """
     proxy = call.proxy
     if not wait_s:
         accepted = await proxy.intake.submit(submitted)
@@ -59,8 +64,9 @@ async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float)
         if accepted.repeated:
             stored = await proxy.store.action(submitted.action)
             if stored is not None and stored.answer is not None:
-                return Reply(200, stored.answer)
-        return await _wait(call, accepted.action, future, wait_s)
+                return reply_of(stored.answer)
+        reply = await _wait(call, accepted.action, future, wait_s)
+        return reply_of(reply.body) if reply.status == 200 else reply
     finally:
         proxy.waiters.discard(submitted.action, future)
 

@@ -50,6 +50,7 @@ def compose(
         passed=shown.passed if shown else None,
         score=score_of(submitted, answer, shown),
         reason=answer.reason,
+        retry_in_s=round(answer.retry_in_s, 3) if answer.retry_in_s else None,
         output=msgspec.Raw(result.output) if result and result.output != EMPTY else None,
         act=_act(answer, max(0.0, now - arrived_s)),
         stages=reports(answer.acts),
@@ -88,7 +89,7 @@ def reports(acts: Iterable[StageAct]) -> list[StageReport]:
             units=act.units,
             usage=dict(act.usage),
             parked_s=act.parked_s,
-            restore_s=act.restore_s,
+            **_restored(act.restore_s),
         )
         for act in acts
     ]
@@ -104,8 +105,15 @@ def _act(answer: AnswerAction, total_s: Seconds) -> Act:
         execution_s=execution_s,
         overhead_s=overhead_s,
         total_s=queue_s + execution_s + overhead_s,
-        restore_s=sum(act.restore_s for act in answer.acts) + answer.restore_s,
+        **_restored(sum(act.restore_s for act in answer.acts) + answer.restore_s),
     )
+
+
+def _restored(seconds: Seconds) -> dict[str, Seconds]:
+    """Return the field `restore_s`. Without a wait there is none: msgspec would write a zero that is not the default
+    itself.
+    """
+    return {"restore_s": seconds} if seconds else {}
 
 
 def score_of(submitted: ActionSubmitted, answer: AnswerAction, result: AttemptResult | None) -> float | None:

@@ -111,7 +111,10 @@ class ActionRegistry:
 
     def answer_cancelled(self, now: float, action: ActionState, end: Ended | None = None) -> AnswerAction:
         """Answer a cancelled action whose attempt has ended."""
-        return self.answer(now, action, action.cancel_as, action.cancel_reason, end)
+        reason = action.cancel_reason
+        if end is not None and action.ready_s and action.cancel_as == "expired":
+            reason = f"its deadline came while {action.work.service!r} was not resident yet on {end.node}"
+        return self.answer(now, action, action.cancel_as, reason, end)
 
     def answer(
         self, now: float, action: ActionState, ended: EndedAs, reason: str, end: Ended | None = None
@@ -134,6 +137,7 @@ class ActionRegistry:
             action.usage,
             parked_s,
             restore_s,
+            action.retry_in_s(now) if ended == "expired" else 0.0,
         )
 
     def _remove(self, request: Request) -> None:

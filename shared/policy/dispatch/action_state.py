@@ -15,6 +15,9 @@ from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane
 from shared.policy.resources.resource import NO_USE, Use
 
+LEAST_RETRY_S, MOST_RETRY_S = 1.0, 3600.0
+"""Bounds of `ActionState.retry_in_s`: a restore may take longer than expected, and nodes choose what they report."""
+
 
 class InvalidTransition(AssertionError):
     """An event asked for a transition that the table does not have. The message lists the action's earlier states."""
@@ -64,6 +67,10 @@ class ActionState:
     """Attempts of this stage that were recalled or postponed before they had begun."""
     postponed: str = ""
     """Reason of its node's last request to try later."""
+    ready_s: float = 0.0
+    """Time at which its model service is expected to be resident, if its last attempt ended while it waited for that;
+    0: it did not.
+    """
     serial: int = 0
     """Serial of the grant; orders grants against inventories."""
     queued_s: float = 0.0
@@ -225,6 +232,10 @@ class ActionState:
         self.move(state)
         self.paused_since_s = now
 
+    def retry_in_s(self, now: float) -> float:
+        """Seconds after which its model service is expected to be resident, if it waits for that; else 0."""
+        return min(max(self.ready_s - now, LEAST_RETRY_S), MOST_RETRY_S) if self.ready_s else 0.0
+
     def scored(self, now: float, end: Ended) -> None:
         """Record the times of this stage, which has a verdict. Times of the next stage count from now."""
         queue_s, execution_s, restore_s = self.spent(now, end)
@@ -253,6 +264,8 @@ class ActionState:
             raise InvalidTransition(f"{self.request.id}: {' -> '.join([*self.past_states, self.state])} -> {state}?")
         self.past_states.append(self.state)
         self.state = state
+        if state == "granted":
+            self.ready_s = 0.0
         if state == "queued":
             self.started_s = self.parked_s = self.resuming_s = 0.0
             self.parks, self.charged_s = 0, 0.0

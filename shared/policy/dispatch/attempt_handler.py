@@ -64,6 +64,8 @@ class AttemptHandler:
             action.units = end.units
         current = action.state != "queued" and end.attempt == action.attempt and end.node == action.node
         commands = self._apply_to_environment(now, action, end) if current else []
+        if current and 0.0 < end.result.ready_in_s < math.inf:
+            action.ready_s = now + end.result.ready_in_s
         if current or was_orphan or end.result.is_verdict:
             action.usage = added(action.usage, end.result.usage)
             if 0.0 < end.result.restore_s < math.inf:

@@ -179,6 +179,8 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
         return "its deadline came while it waited for an earlier action of its trajectory"
     if action.postponed and action.begins:
         return f"its deadline came while its environment could not be made: {action.postponed}"
+    if action.ready_s:  # its node has seen its deadline before the leader
+        return action.postponed
     if action.postponed and work.service:
         return f"its deadline came while {work.service!r} could not serve it: {action.postponed}"
     if lane is not None and lane.node and lane.node not in cluster.nodes.present:

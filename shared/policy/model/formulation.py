@@ -236,6 +236,8 @@ class AnswerAction:
     """Time for which it was parked in a stage without a verdict."""
     restore_s: float = 0.0
     """Time for which it waited for its model service in a stage without a verdict, as far as known."""
+    retry_in_s: float = 0.0
+    """Seconds after which its model service is expected to be resident, if its deadline came during a restore."""
     settled: tuple[Settled, ...] = ()
     """Holds of its ended attempts."""
 

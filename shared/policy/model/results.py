@@ -77,6 +77,10 @@ class AttemptResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """For `postponed`: seconds before which a retry is useless."""
     restore_s: float = 0.0
     """Seconds that the attempt waited until its model service was resident; no part of its execution."""
+    ready_in_s: float = 0.0
+    """Seconds after which its model service is expected to be resident, if the attempt ended while it waited for that;
+    0: it did not.
+    """
     quotas_used: dict[str, float] = {}
     """Quota -> amount that the attempt has really used, if the executor knows it. The ledger settles by it."""
     feedback: tuple[Feedback, ...] = ()

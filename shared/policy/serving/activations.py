@@ -54,6 +54,8 @@ class Activations:
         elif one.ready:
             if one.waiting and len(one.running) < one.spec.concurrency and self._may_use(one, now):
                 self._queue.admit(one, now)
+        elif one.suspect:
+            return  # until its holders have ended
         elif (one.waiting or one.probing) and not self._state.bad_reason(one.id) and self._may_use(one, now):
             self._begin(one, now)
 

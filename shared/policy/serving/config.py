@@ -35,6 +35,8 @@ class ServingConfig:
     """Deaths of an engine, without a successful holder between them, that quarantine its instance."""
     most_waiting: int = 10_000
     """Most waiting holders of the node."""
+    hung_after_s: float = 30.0
+    """Time for which an engine with holders may answer none of them. Then its liveness is checked."""
     retry_s: float = 1.0
     """`retry_in_s` at least, and if no better time is known."""
     bad_device_retry_s: float = 60.0

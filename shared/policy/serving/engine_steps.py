@@ -99,6 +99,10 @@ class EngineSteps:
         if one is not None:
             self._die(one, died.reason, now)
 
+    def hung(self, one: EngineInstance, reason: str, now: float) -> None:
+        """Handle an engine that answers nothing any more, as a death."""
+        self._die(one, reason, now)
+
     def _die(self, one: EngineInstance, reason: str, now: float) -> None:
         if one.step is not None:  # its end is reported as well, and is a failure
             one.died = one.died or reason

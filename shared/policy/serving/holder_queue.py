@@ -78,14 +78,15 @@ class HolderQueue:
             one.used_s = now
             if ended.ok:
                 one.deaths = one.failures = 0
+            one.note_end(ok=ended.ok, unanswered=ended.unanswered, now=now)
         self._state.touch(one)
 
-    def expire(self, holder: str) -> None:
+    def expire(self, holder: str, now: float) -> None:
         """RefuseHolder a waiting holder whose deadline has come."""
         one = self._remove(holder)
         assert one is not None, "a timer is removed with its holder"
         why = f"its deadline came while {one.id} was {one.state}" + (f" ({one.why})" if one.why else "")
-        self._state.commands.append(RefuseHolder(holder, why, self.ready_in_s(one)))
+        self._state.commands.append(RefuseHolder(holder, why, self.ready_in_s(one, now)))
         self._state.touch(one)
 
     def admit(self, one: EngineInstance, now: float) -> None:
@@ -98,6 +99,8 @@ class HolderQueue:
             state.timers.set(holder, float("inf"))
             one.running[holder] = None
             one.used_s = now
+            if one.unanswered_s is None:
+                one.unanswered_s = now
             state.set_state(one, "running", "", now)
             state.commands.append(Admit(holder, one.id))
 
@@ -127,7 +130,16 @@ class HolderQueue:
             self._state.waiting -= 1
         return one
 
-    def ready_in_s(self, one: EngineInstance) -> float:
-        """Expected time of a restore or load from where the engine is now: `Retry-After`."""
-        least_s = self._state.config.retry_s
-        return least_s if one.place == "awake" else max(least_s, self._state.times.restore_s(one.id, one.place))
+    def ready_in_s(self, one: EngineInstance, now: float) -> float:
+        """Expected time until an instance is resident, by measured steps: what is left of its restore or load, or all
+        of it and of the evictions before it. `Retry-After`. O(evictions under way for it).
+        """
+        least_s, times = self._state.config.retry_s, self._state.times
+        if one.place == "awake":
+            return least_s
+        restore_s = times.restore_s(one.id, one.place)
+        if one.step in ("load", "restore"):
+            return max(least_s, restore_s - (now - one.since_s))
+        room = [] if one.activation is None else [self._state.instances[name] for name in one.activation.room]
+        room_s = max((times.evict_s(other.id, other.target) - (now - other.since_s) for other in room), default=0.0)
+        return max(least_s, max(0.0, room_s) + restore_s)

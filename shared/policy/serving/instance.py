@@ -88,6 +88,14 @@ class EngineInstance:
     """Its last stop failed, so that its memory is still counted."""
     found_by_s: float = inf
     """Time by which its residency has to be found."""
+    unanswered_s: float | None = None
+    """Time since which it has had a holder and has answered none, and was not found alive; None: it has answered."""
+    unanswered: int = 0
+    """Holders since then whose time was over."""
+    checking_s: float | None = None
+    """Begin of the check of its liveness that is under way."""
+    suspect: bool = False
+    """It may hang, so it admits nobody before it has answered a holder, or a canary after its holders."""
 
     @property
     def device_gb(self) -> float:
@@ -104,7 +112,9 @@ class EngineInstance:
     @property
     def ready(self) -> bool:
         """Whether a holder may be admitted, as far as the instance alone is concerned."""
-        return self.place == "awake" and self.checked and self.step is None and not self.leaving and not self.stop_why
+        if self.place != "awake" or not self.checked or self.suspect or self.step is not None:
+            return False
+        return not self.leaving and not self.stop_why
 
     @property
     def oldest(self) -> WaitingHolder | None:
@@ -115,6 +125,26 @@ class EngineInstance:
         """Return whether a holder has waited for `max_wait_s`."""
         oldest = self.oldest
         return oldest is not None and now >= oldest.arrived_s + max_wait_s
+
+    def note_end(self, *, ok: bool, unanswered: bool, now: float) -> None:
+        """Note that an admitted holder, which was removed, has ended. `unanswered`: its time was over."""
+        if ok:
+            self.unanswered_s, self.unanswered, self.suspect = (now if self.running else None), 0, False
+        elif unanswered:
+            self.unanswered += 1
+        if self.suspect and not self.running:
+            self.checked = False
+            self.forget_unanswered()
+
+    @property
+    def answered_meanwhile(self) -> bool:
+        """Whether it has answered a holder since the check under way began."""
+        began_s = self.checking_s
+        return began_s is not None and (self.unanswered_s is None or self.unanswered_s >= began_s)
+
+    def forget_unanswered(self) -> None:
+        """Forget what was noted of its answers: a new engine begins, or a canary decides."""
+        self.unanswered_s, self.unanswered, self.checking_s, self.suspect = None, 0, None, False
 
     def kept_until_s(self) -> float:
         """End of its minimum residency; infinity while holders wait for it or use it. Overdue holders ignore it."""

@@ -28,6 +28,9 @@ State = Literal[
 `restoring`: until the canary has succeeded."""
 Step = Literal["load", "evict", "restore", "canary", "stop"]
 Outcome = Literal["ok", "oom", "failed"]
+Liveness = Literal["alive", "silent", "hung"]
+"""Liveness of an engine that has answered no holder for some time. `silent`: it answers nothing, and may be at work.
+`hung`: it answers nothing, although its kind answers while it works, or its processes do nothing."""
 Residency = Literal["cold", "asleep1", "asleep2", "resident", "unknown"]
 
 
@@ -110,6 +113,8 @@ class HolderEnded(NamedTuple):
 
     holder: str
     ok: bool = True
+    unanswered: bool = False
+    """Its time was over before the engine has answered."""
 
 
 class Stepped(NamedTuple):
@@ -127,6 +132,14 @@ class EngineDied(NamedTuple):
 
     instance: InstanceId
     reason: str
+
+
+class LivenessChecked(NamedTuple):
+    """A check of an engine's liveness has ended."""
+
+    instance: InstanceId
+    found: Liveness
+    reason: str = ""
 
 
 class Expected(NamedTuple):
@@ -161,6 +174,7 @@ Stimulus = (
     | HolderEnded
     | Stepped
     | EngineDied
+    | LivenessChecked
     | Expected
     | Found
     | DeviceMarked
@@ -216,6 +230,15 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckLiveness:
+    """Read whether an engine answers at all, beside its holders. No step. Once a step of it begins, its end is not
+    reported any more. The reading wakes nothing and sends no request to a model.
+    """
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
 class Admit:
     """Let a holder use its instance."""
 
@@ -242,4 +265,6 @@ class ResidencyChanged:
     reason: str
 
 
-Command = LoadEngine | Evict | Restore | RunCanary | Stop | Abort | Admit | RefuseHolder | ResidencyChanged
+Command = (
+    LoadEngine | Evict | Restore | RunCanary | Stop | Abort | CheckLiveness | Admit | RefuseHolder | ResidencyChanged
+)

@@ -22,6 +22,8 @@ Laws. Each one is held by the model checker (all interleavings of small cases) a
   7. A bad GPU: engines on it are stopped, and holders refused, until it is good (test_changes.py).
   8. Engines of a removed or changed service are drained and stopped; of a removed one nothing stays (test_changes.py).
   9. An idle instance stays resident until its memory is needed. `view` changes nothing (test_turns.py).
+  10. An engine that answers none of its holders for `hung_after_s` is read, and treated as dead if it hangs
+     (`liveness`).
 A stimulus costs what `Turns.settle` costs: it depends on the active instances of the GPUs concerned, and not on all
 instances. `ServiceSet`, `ServiceRemoved` and a GPU that is good again cost O(instances). A plan
 that evicts also costs O(sleepers of the node).
@@ -38,6 +40,7 @@ from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.engine_steps import EngineSteps
 from shared.policy.serving.holder_queue import HolderQueue
 from shared.policy.serving.instance import EngineInstance
+from shared.policy.serving.liveness import LivenessChecks
 from shared.policy.serving.model import Command, NodeMemory, Stimulus
 from shared.policy.serving.node_state import NodeState
 from shared.policy.serving.node_view import InstanceView, view_of
@@ -54,7 +57,8 @@ class NodeServing:
         self._queue = HolderQueue(self._state)
         self._engines = EngineSteps(self._state, self._queue)
         self._activations = Activations(self._state, self._queue, self._engines)
-        self._turns = Turns(self._state, self._queue, self._engines, self._activations)
+        self._liveness = LivenessChecks(self._state, self._engines)
+        self._turns = Turns(self._state, self._queue, self._engines, self._activations, self._liveness)
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             model.ServiceSet: self._service_set,
             model.ServiceRemoved: self._service_removed,
@@ -62,6 +66,7 @@ class NodeServing:
             model.HolderEnded: self._queue.ended,
             model.Stepped: self._stepped,
             model.EngineDied: self._engines.died,
+            model.LivenessChecked: self._liveness.checked,
             model.Expected: self._engines.expected,
             model.Found: self._engines.found,
             model.DeviceMarked: self._device_marked,
@@ -88,11 +93,16 @@ class NodeServing:
         """Return each instance, by service and chunk. It changes nothing. O(instances log instances)."""
         return view_of(self._state)
 
+    def ready_in_s(self, now: float, instance: model.InstanceId) -> float:
+        """Return the expected time until an instance is resident. It changes nothing. O(evictions for it)."""
+        one = self._state.instances.get(instance)
+        return self._state.config.retry_s if one is None else self._queue.ready_in_s(one, now)
+
     def _expire(self, now: float) -> None:
         """Handle all times that have come."""
         while (key := self._state.timers.pop_due(now)) is not None:
             if isinstance(key, str):
-                self._queue.expire(key)
+                self._queue.expire(key, now)
             else:
                 self._turns.due(self._state.instances[key], now)
         self._turns.settle(now)

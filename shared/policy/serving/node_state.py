@@ -131,6 +131,7 @@ class NodeState:
         """Begin a step. `level`: of an eviction."""
         assert one.step is None, f"{one.id} has a step under way: {one.step}"
         one.step, one.target = step, level
+        one.forget_unanswered()
         if step != "canary":
             one.checked = False
         match step:

@@ -14,6 +14,7 @@ from shared.policy.serving.activations import Activations
 from shared.policy.serving.engine_steps import EngineSteps
 from shared.policy.serving.holder_queue import HolderQueue
 from shared.policy.serving.instance import EngineInstance
+from shared.policy.serving.liveness import LivenessChecks, check_due_s
 from shared.policy.serving.model import Abort, InstanceId
 from shared.policy.serving.node_state import NodeState
 
@@ -21,8 +22,16 @@ from shared.policy.serving.node_state import NodeState
 class Turns:
     """Turns of the instances of one node."""
 
-    def __init__(self, state: NodeState, queue: HolderQueue, engines: EngineSteps, activations: Activations) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        queue: HolderQueue,
+        engines: EngineSteps,
+        activations: Activations,
+        liveness: LivenessChecks,
+    ) -> None:
         self._state = state
+        self._liveness = liveness
         self._queue = queue
         self._engines = engines
         self._activations = activations
@@ -54,6 +63,7 @@ class Turns:
     def due(self, one: EngineInstance, now: float) -> None:
         """Handle the time of an instance. O(its holders)."""
         state = self._state
+        self._liveness.begin(one, now)
         if one.state == "unknown" and one.step is None and now >= one.found_by_s:
             state.must_stop(one, "its residency was not found in time", now)
         elif self._probes(one) and now >= one.probe_s:
@@ -151,7 +161,7 @@ class Turns:
     def _next_s(self, one: EngineInstance, now: float) -> float:
         """Time at which an instance needs a turn without a stimulus; infinity: never."""
         state = self._state
-        at_s = self._drained_by_s(one)
+        at_s = min(self._drained_by_s(one), check_due_s(one, state.config))
         if one.state == "unknown" and one.step is None:
             at_s = min(at_s, one.found_by_s)
         if self._probes(one):

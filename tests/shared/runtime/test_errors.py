@@ -16,6 +16,7 @@ from shared.runtime.errors import (
     LeaseExpired,
     MalformedRequest,
     NotFound,
+    NotResident,
     Overloaded,
     QuotaNever,
     QuotaTaken,
@@ -44,6 +45,7 @@ EXAMPLES: list[TreadleError] = [
     Overloaded(what="full", retry_after_s=2.5),
     TooLarge(limit_bytes=8),
     Unavailable(what="away"),
+    NotResident(what="late", retry_after_s=2.5, answer={"id": "a", "mask": True}),
     BadGateway(what="broken off"),
     DeadlineMissed(what="late", queue_s=1.5),
 ]

@@ -29,7 +29,8 @@ REASONS = {
     413: "The body is too large",
     422: "The body or a parameter is invalid",
     429: "The quotas cannot give the amounts in time; retry after `Retry-After`",
-    503: "A bound is reached, or a part does not answer; retry after `Retry-After`",
+    503: "A bound is reached, a part does not answer, or a model service was not resident in time; retry after "
+    "`Retry-After`",
     504: "The deadline has passed, or is predicted to pass, before the answer; retry",
 }
 

@@ -209,6 +209,55 @@ def test_a_stage_that_is_restored_after_a_takeover_keeps_its_wait() -> None:
     assert parts(dispatcher.handle(100.0, ActionCancelled("r", "enough"))) == (2.0 + 55.0, 3.0, 40.0)
 
 
+def not_ready(status: ExecutionStatus, ready_in_s: float, attempt: int = 1) -> Ended:
+    result = AttemptResult(status, reason="it is restored", restore_s=2.0, ready_in_s=ready_in_s, retry_in_s=1.0)
+    return Ended("r", "n", attempt, 0, result)
+
+
+def only_answer(commands: list[Command]) -> AnswerAction:
+    (answer,) = (one for one in commands if isinstance(one, AnswerAction))
+    return answer
+
+
+@pytest.mark.parametrize(("ready_in_s", "retry_in_s"), [(7.0, 7.0), (0.01, 1.0), (1e9, 3600.0)])
+def test_a_deadline_during_a_restore_names_its_expected_end(ready_in_s: float, retry_in_s: float) -> None:
+    dispatcher = leading("n")
+    dispatcher.handle(1.0, submitted(request("r", at_s=1.0, deadline_s=3.0)))
+    assert dispatcher.handle(3.0, TickPassed()) == [Revoke("r", "n", 1)]
+    answer = only_answer(dispatcher.handle(3.0, reported(not_ready("cancelled", ready_in_s))))
+    assert (answer.ended, answer.retry_in_s, answer.restore_s) == ("expired", retry_in_s, 2.0)
+    assert "not resident" in answer.reason
+
+
+def test_a_deadline_that_the_node_sees_first_names_the_same() -> None:
+    dispatcher = leading("n")
+    dispatcher.handle(1.0, submitted(request("r", at_s=1.0, deadline_s=3.0)))
+    dispatcher.handle(2.9, reported(not_ready("postponed", 7.0)))
+    answer = only_answer(dispatcher.handle(3.9, TickPassed()))
+    assert (answer.ended, answer.retry_in_s) == ("expired", pytest.approx(6.0))
+    assert answer.reason == "it is restored"
+
+
+def test_a_later_attempt_forgets_the_restore_of_an_earlier_one() -> None:
+    dispatcher = leading("n")
+    dispatcher.handle(1.0, submitted(request("r", at_s=1.0, deadline_s=9.0)))
+    dispatcher.handle(2.0, reported(not_ready("postponed", 7.0)))
+    beat(dispatcher, 5.0)
+    dispatcher.handle(5.0, TickPassed())
+    assert dispatcher.registry.actions["r"].state == "granted"
+    dispatcher.handle(9.0, TickPassed())
+    end = Ended("r", "n", 2, 0, AttemptResult("cancelled"))
+    assert only_answer(dispatcher.handle(9.0, reported(end))).retry_in_s == 0.0
+
+
+def test_a_cancelled_action_has_no_time_for_a_retry() -> None:
+    dispatcher = leading("n")
+    dispatcher.handle(1.0, submitted(request("r", at_s=1.0, deadline_s=9.0)))
+    dispatcher.handle(2.0, ActionCancelled("r", "enough"))
+    answer = only_answer(dispatcher.handle(2.5, reported(not_ready("cancelled", 7.0))))
+    assert (answer.ended, answer.reason, answer.retry_in_s) == ("cancelled", "enough", 0.0)
+
+
 def test_usage_of_an_orphan_counts_when_its_node_reports_it() -> None:
     dispatcher = leading("n", "m", cores=1)
     (first,) = submit(dispatcher, request("r"))

@@ -15,6 +15,8 @@ from shared.policy.serving.model import (
     Found,
     HolderEnded,
     InstanceId,
+    Liveness,
+    LivenessChecked,
     ModelServiceSpec,
     NodeMemory,
     Outcome,
@@ -34,6 +36,7 @@ CONFIG = ServingConfig(
     max_wait_s=4.0,
     max_drain_s=4.0,
     abort_limit_s=4.0,
+    hung_after_s=inf,
     found_limit_s=4.0,
     first_probe_s=4.0,
     most_probe_s=4.0,
@@ -54,6 +57,10 @@ class Budget:
     removals: int = 0
     changes: int = 0
     bad_gpus: int = 0
+    silences: int = 0
+    """Checks that find an engine silent or hung."""
+    unanswered: int = 0
+    """Holders whose time is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ Move = tuple[str, Callable[[CheckedState], None]]
 def moves_of(world: CheckedState, case: Case) -> Iterator[Move]:
     yield from _holder_moves(world, case)
     yield from _engine_moves(world)
+    yield from _checks(world)
     yield from _changes(world, case)
     yield from _restart_moves(world, case)
     if world.serving.next_wake_s() < inf:
@@ -116,6 +124,8 @@ def _holder_moves(world: CheckedState, case: Case) -> Iterator[Move]:
         yield f"h{number} wants {one}", partial(_want, one=one, number=number)
     for holder in world.node.running:
         yield f"{holder} ends", partial(_end, holder=holder)
+        if world.budget.unanswered:
+            yield f"the time of {holder} is over", partial(_time_out, holder=holder)
     if world.budget.cancels:
         for holder in world.node.waiting:
             yield f"{holder} gives up", partial(_give_up, holder=holder)
@@ -133,6 +143,13 @@ def _engine_moves(world: CheckedState) -> Iterator[Move]:
         for one, engine in node.engines.items():
             if not engine.dead and one not in node.unfound and node.steps.get(one, ("",))[0] != "stop":
                 yield f"{one} dies", partial(_die, one=one)
+
+
+def _checks(world: CheckedState) -> Iterator[Move]:
+    for one in sorted(world.node.checking):
+        found: tuple[Liveness, ...] = ("alive", "silent", "hung") if world.budget.silences else ("alive",)
+        for each in found:
+            yield f"{one} is found {each}", partial(_checked, one=one, found=each)
 
 
 def _changes(world: CheckedState, case: Case) -> Iterator[Move]:
@@ -171,6 +188,19 @@ def _want(world: CheckedState, one: InstanceId, number: int) -> None:
 def _end(world: CheckedState, holder: str) -> None:
     del world.node.running[holder]
     world.handle(HolderEnded(holder))
+
+
+def _time_out(world: CheckedState, holder: str) -> None:
+    world.budget = replace(world.budget, unanswered=world.budget.unanswered - 1)
+    del world.node.running[holder]
+    world.handle(HolderEnded(holder, ok=False, unanswered=True))
+
+
+def _checked(world: CheckedState, one: InstanceId, found: Liveness) -> None:
+    if found != "alive":
+        world.budget = replace(world.budget, silences=world.budget.silences - 1)
+    world.node.checking.discard(one)
+    world.handle(LivenessChecked(one, found, "" if found == "alive" else "injected"))
 
 
 def _give_up(world: CheckedState, holder: str) -> None:
@@ -229,6 +259,7 @@ def _restart(world: CheckedState, case: Case, done: set[InstanceId]) -> None:
     world.to_come = tuple(sorted({*world.to_come, *numbers}))
     node.waiting.clear()
     node.running.clear()
+    node.checking.clear()
     node.states.clear()
     world.budget = replace(world.budget, restarts=world.budget.restarts - 1)
     world.serving = NodeServing(case.memory, case.config)

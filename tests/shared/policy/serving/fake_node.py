@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shared.policy.serving.model import (
     Abort,
     Admit,
+    CheckLiveness,
     Command,
     Evict,
     InstanceId,
@@ -74,6 +75,8 @@ class FakeNode:
     bad: set[int] = field(default_factory=set)
     aborted: set[InstanceId] = field(default_factory=set)
     """Instances whose requests were aborted, and have holders still."""
+    checking: set[InstanceId] = field(default_factory=set)
+    """Instances whose liveness is read."""
     out_of_memory: bool = False
     """The stimulus was a step that ran out of memory."""
     seen: set[type[Command]] = field(default_factory=set)
@@ -118,19 +121,29 @@ class FakeNode:
                     if one in self.engines:
                         self.engines[one].canaried = False
                     self._begin(one, "stop")
-                case Abort(one):
-                    self.aborted.add(one)
                 case Admit(holder, one):
                     self._admit(holder, one, now)
                 case RefuseHolder(holder, reason, retry_s):
                     assert (self.waiting.pop(holder, None) is None) != (self.running.pop(holder, None) is None)
                     assert reason
                     assert retry_s is None or retry_s > 0
-                case ResidencyChanged(one, state, _):
-                    assert self.states.get(one, "cold") != state, "no change"
-                    self.states[one] = state
+                case Abort() | CheckLiveness() | ResidencyChanged():
+                    self._note(command)
         self.out_of_memory = False
         self._check(now)
+
+    def _note(self, command: Abort | CheckLiveness | ResidencyChanged) -> None:
+        match command:
+            case Abort(one):
+                self.aborted.add(one)
+            case CheckLiveness(one):
+                assert one in self.running.values(), f"{one} is read, and has no holder"
+                assert one not in self.checking, f"two checks of {one} are under way"
+                assert one not in self.steps
+                self.checking.add(one)
+            case ResidencyChanged(one, state, _):
+                assert self.states.get(one, "cold") != state, "no change"
+                self.states[one] = state
 
     def _victim(self, one: InstanceId, now: float) -> None:
         """An eviction makes room for a waiting holder, and takes no protected victim for one that is not overdue."""
@@ -144,6 +157,7 @@ class FakeNode:
 
     def _begin(self, one: InstanceId, step: Step, level: Level = "cold") -> None:
         assert one not in self.steps, f"{one} has two steps under way"
+        self.checking.discard(one)
         beside = {self.steps[other][0] for other in self.steps if other.chunk.overlaps(one.chunk)}
         if step in EXCLUSIVE:
             assert not beside, f"{step} of {one} beside {beside}"

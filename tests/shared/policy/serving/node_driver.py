@@ -54,7 +54,7 @@ class Driver:
         host_gb: float = inf,
         config: ServingConfig | None = None,
     ) -> None:
-        self.config = config or ServingConfig()
+        self.config = config or ServingConfig(hung_after_s=inf)
         self.now = 0.0
         memory = NodeMemory(device_gb, host_gb)
         self.node = FakeNode(memory, self.config.max_wait_s)

@@ -29,6 +29,7 @@ def node_key(node: FakeNode) -> Hashable:
         tuple(sorted(node.bad)),
         tuple(sorted((name, spec.revision) for name, spec in node.specs.items())),
         tuple(sorted(node.states.items())),
+        tuple(sorted(node.checking)),
     )
 
 
@@ -73,5 +74,7 @@ def _instance_key(
         (activation, one.room_for, waiting, tuple(one.running), used.index(one.used_s), reasons),
         (left(one.restored_s, one.spec.min_residency_s), left(one.drain_s, config.max_drain_s)),
         (left(one.aborted_s, config.abort_limit_s), left(one.probe_s) if one.quarantine else None),
+        (left(one.unanswered_s, config.hung_after_s), bool(one.unanswered), one.suspect),
+        (one.checking_s is None, one.answered_meanwhile),
         (left(one.found_by_s), one.faults, min(one.deaths, config.most_deaths), one.probing, one.stuck),
     )

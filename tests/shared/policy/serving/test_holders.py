@@ -72,7 +72,7 @@ def test_a_holder_that_can_never_be_admitted_is_refused_at_once(one: InstanceId,
     assert node.serving.view() == []
 
 
-def test_a_waiting_holder_is_refused_at_its_deadline_with_the_measured_time_of_a_load() -> None:
+def test_a_waiting_holder_is_refused_at_its_deadline_with_the_rest_of_a_measured_load() -> None:
     node = Driver(service("a"))
     node.resident(on("a"))
     node.die(on("a"))
@@ -81,7 +81,24 @@ def test_a_waiting_holder_is_refused_at_its_deadline_with_the_measured_time_of_a
     assert node.serving.next_wake_s() == 7.0
     refused = refusal(node.wake())
     assert "deadline came while a on GPU 0 was loading" in refused.reason
-    assert refused.retry_in_s == pytest.approx(60.0)
+    assert refused.retry_in_s == pytest.approx(53.0)
+
+
+def test_a_load_that_is_not_begun_is_expected_after_the_evictions_before_it() -> None:
+    node = Driver(service("a"), service("b"))
+    node.resident(on("a"))
+    node.resident(on("b"), evictions=1)  # the eviction of a took 1 s, the load of b 60 s
+    node.want("h", on("a"))
+    assert node.serving.view()[1].step == "evict"
+    restore_s = node.config.restore_s["asleep2"]
+    assert node.serving.ready_in_s(node.now, on("a")) == pytest.approx(node.config.evict_s["asleep2"] + restore_s)
+
+
+def test_a_restore_that_takes_longer_than_expected_is_expected_soon() -> None:
+    node = Driver(service("a"))
+    node.want("h", on("a"), 90.0)
+    node.after(80.0)
+    assert node.serving.ready_in_s(node.now, on("a")) == node.config.retry_s
 
 
 def test_a_holder_whose_deadline_has_passed_is_refused() -> None:

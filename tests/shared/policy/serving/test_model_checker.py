@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shared.policy.model.chunks import Chunk
 from shared.policy.serving.activations import Activations
 from shared.policy.serving.model import (
     Admit,
+    CheckLiveness,
     Evict,
     InstanceId,
     LoadEngine,
@@ -17,7 +20,7 @@ from shared.policy.serving.model import (
     RunCanary,
     Stop,
 )
-from tests.shared.policy.serving.environment_moves import Budget, Case
+from tests.shared.policy.serving.environment_moves import CONFIG, Budget, Case
 from tests.shared.policy.serving.model_checker import explore
 
 A0, B0, C0 = (InstanceId(name, Chunk(0, 1)) for name in "abc")
@@ -54,6 +57,13 @@ CASES = {
     "a removed and a changed service": Case(
         ONE, (big("a"), big("b")), (A0, B0), Budget(failures=1, removals=1, changes=1)
     ),
+    "an engine that hangs": Case(
+        ONE,
+        (big("a", concurrency=2), big("b")),
+        (A0, A0, B0),
+        Budget(silences=2, unanswered=1),
+        replace(CONFIG, hung_after_s=4.0),
+    ),
     "a bad GPU": Case(ONE, (big("a"), big("b")), (A01, B1), Budget(failures=1, deaths=1, bad_gpus=1)),
 }
 
@@ -65,6 +75,7 @@ def test_every_interleaving_keeps_the_laws(case: Case) -> None:
     assert Evict in found.seen
     assert (len(set(case.wanted)) < len(case.wanted)) <= (Restore in found.seen)
     assert bool(case.budget.failures or case.budget.deaths or case.budget.restarts) <= (Stop in found.seen)
+    assert bool(case.budget.silences) == (CheckLiveness in found.seen)
     assert not found.dead_ends, "\n  ".join(found.dead_ends[0])
 
 

@@ -19,6 +19,8 @@ from shared.policy.serving.model import (
     HolderEnded,
     InstanceId,
     Level,
+    Liveness,
+    LivenessChecked,
     ModelServiceSpec,
     NodeMemory,
     Outcome,
@@ -33,7 +35,13 @@ from shared.policy.serving.node_serving import NodeServing
 from tests.shared.policy.serving.fake_node import FakeNode
 
 CONFIG = ServingConfig(
-    max_wait_s=20.0, max_drain_s=30.0, found_limit_s=15.0, first_probe_s=8.0, most_probe_s=40.0, most_waiting=12
+    max_wait_s=20.0,
+    max_drain_s=30.0,
+    found_limit_s=15.0,
+    first_probe_s=8.0,
+    most_probe_s=40.0,
+    most_waiting=12,
+    hung_after_s=12.0,
 )
 MEMORY = NodeMemory((24.0, 24.0, 24.0, 16.0), 30.0)
 ASLEEP: dict[Level, float] = {"asleep1": 1.0, "asleep2": 2.0}
@@ -124,14 +132,24 @@ class ServingMachine(RuleBasedStateMachine):
             assert self.serving.handle(self.now, Wanted(holder, one, inf)) == [], "a repeated arrival"
 
     @precondition(lambda self: self.node.running)
-    @rule(data=st.data(), ok=st.booleans())
-    def end(self, data: st.DataObject, ok: bool) -> None:
-        self.end_holder(data.draw(st.sampled_from(sorted(self.node.running))), ok=ok)
+    @rule(data=st.data(), ok=st.booleans(), unanswered=st.booleans())
+    def end(self, data: st.DataObject, ok: bool, unanswered: bool) -> None:
+        holder = data.draw(st.sampled_from(sorted(self.node.running)))
+        self.end_holder(holder, ok=ok, unanswered=unanswered and not ok)
 
-    def end_holder(self, holder: str, *, ok: bool) -> None:
+    def end_holder(self, holder: str, *, ok: bool, unanswered: bool = False) -> None:
         del self.node.running[holder]
-        self.handle(HolderEnded(holder, ok))
+        self.handle(HolderEnded(holder, ok, unanswered))
         assert self.serving.handle(self.now, HolderEnded(holder, ok)) == [], "a repeated end"
+
+    @precondition(lambda self: self.node.checking)
+    @rule(data=st.data(), found=st.sampled_from(["alive", "alive", "silent", "hung"]))
+    def check(self, data: st.DataObject, found: Liveness) -> None:
+        one = data.draw(st.sampled_from(sorted(self.node.checking)))
+        self.node.checking.discard(one)
+        self.handle(LivenessChecked(one, found, "injected"))
+        if one not in self.node.checking:
+            assert self.serving.handle(self.now, LivenessChecked(one, "hung", "late")) == [], "nobody has asked"
 
     @precondition(lambda self: self.node.waiting)
     @rule(data=st.data())
@@ -180,6 +198,7 @@ class ServingMachine(RuleBasedStateMachine):
             node.finish(one, "ok" if data.draw(st.booleans()) else "failed", self.now)
         node.waiting.clear()
         node.running.clear()
+        node.checking.clear()
         node.states.clear()
         node.unfound = set(node.engines)
         for engine in node.engines.values():

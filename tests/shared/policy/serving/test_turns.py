@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.model import Abort, Admit, Evict, LoadEngine, Stop
 from tests.shared.policy.serving.node_driver import Driver, on, refusal, service
 
-CONFIG = ServingConfig(max_wait_s=20.0, max_drain_s=30.0, abort_limit_s=5.0)
+CONFIG = ServingConfig(max_wait_s=20.0, max_drain_s=30.0, abort_limit_s=5.0, hung_after_s=inf)
 
 
 def two(**more: Any) -> Driver:

@@ -21,14 +21,17 @@ from services.gpu_manager.metrics import observe
 from services.gpu_manager.ownership import Hooks, OwnedGpus, check_no_release, hooks_of
 from services.gpu_manager.ownership_records import OwnershipRecords
 from services.gpu_manager.pages import PagePublisher
+from services.gpu_manager.prewarming import Prewarming
 from services.gpu_manager.reporting import cold_start_s, page_of, service_capacity, services_of
 from services.gpu_manager.routes import GpuManagerState, readiness
 from services.gpu_manager.service_entries import load_entries
 from services.gpu_manager.serving import Serving
 from services.gpu_manager.settings import GpuManagerSettings
 from services.gpu_manager.specs import check_devices
-from shared.bus.connection import with_retries
+from shared.bus.connection import connect, with_retries
+from shared.bus.tail import Tail
 from shared.messages.outcomes import ServicesChanged
+from shared.messages.targets import RESIDENCIES
 from shared.node.agent import NodeAgent
 from shared.node.connection import START_S, open_node
 from shared.policy.serving.config import ServingConfig
@@ -47,6 +50,8 @@ from shared.runtime.units import Seconds
 _log = log.get(__name__)
 
 CONNECT_S = 10.0
+PREWARM_PART = 0.9
+"""Part of `max_wait_s` for which a restore before the first request waits: then it never becomes overdue."""
 STOP_S = 25.0
 """Longest wait of a stopping node for its engines, in seconds."""
 
@@ -105,6 +110,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             open_node(redis_url, name="gpu_manager", node=settings.node, node_class=settings.node_class) as node,
             open_http(_any_address) as http,
             open_streams(connect_s=CONNECT_S, key=settings.engine_key) as streams,
+            connect(redis_url, name="gpu_manager-residencies") as residencies,
             Background() as background,
         ):
             factory = EngineFactory(http, found.memory, folders, settings.engine_key)
@@ -159,6 +165,16 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             await adopt_engines(factory, serving)
             background.start(declared.run(settings.heartbeat_s), name="declared services")
             background.start(pages.run(), name="pages")
+            prewarming = Prewarming(
+                serving,
+                f"{GPUS}@{settings.node_class}",
+                lambda: set(range(executor.gpus)) - set(() if owned is None else owned.machine.unavailable),
+                lambda: executor.resources[GPUS].owned,
+                PREWARM_PART * settings.max_wait_s,
+                clock,
+            )
+            background.start(prewarming.follow(Tail(residencies, {RESIDENCIES: "0"})), name="wishes for residency")
+            background.start(prewarming.run(), name="prewarming")
             if owned is not None:
                 background.start(owned.run(lambda: agent.met_leader), name="ownership of GPUs")
             try:

@@ -27,6 +27,9 @@ WAIT_SECONDS = Histogram(
     "Time from the grant until the engine was resident.",
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
 )
+PREWARMS = Counter(
+    "treadle_gpu_manager_prewarms", "Restores of model services before the first request of a batch.", ["outcome"]
+)
 GPUS_BY_OWNERSHIP = Gauge("treadle_gpu_manager_gpus", "GPUs by ownership, if hooks are set.", ["ownership"])
 HOOK_SECONDS = Histogram(
     "treadle_gpu_manager_hook_seconds",

@@ -17,7 +17,8 @@ from shared.policy.serving.node_view import InstanceView
 from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
 
-_RESIDENT: Final = frozenset({"resident", "running"})
+_RESIDENT: Final = frozenset({"resident", "running", "loading", "restoring"})
+"""States that are reported as resident: an action waits there for less than for a restore on another chunk."""
 
 
 def services_of(

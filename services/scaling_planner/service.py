@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from services.scaling_planner import metrics
 from services.scaling_planner.capacity import Capacity
+from services.scaling_planner.decisions import encoded
 from services.scaling_planner.measurements import ended_batch, observed_batches, opened_batch
 from services.scaling_planner.quotas import QuotaReader, quotas_of
 from shared.bus import functions
@@ -27,14 +28,6 @@ from shared.bus.nodes import read_hellos
 from shared.bus.results import RequestRecord, read_record
 from shared.bus.tail import Tail
 from shared.messages.batches import BatchEnded, BatchOpened, FirstArrival, RolloutProgress
-from shared.messages.targets import (
-    COMPLETIONS,
-    RESIDENCIES,
-    TARGETS,
-    CompletionExpected,
-    ResidencyWanted,
-    TargetSet,
-)
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
     BatchAdded,
@@ -48,7 +41,6 @@ from shared.policy.scaling.stimuli import (
     Stimulus,
     TargetsRestored,
     TimerFired,
-    WantResidency,
 )
 from shared.policy.scaling.workload import OpenedBatch, PastBatch
 from shared.runtime import log
@@ -280,27 +272,8 @@ class PlannerService:
         return BatchesObserved(observed_batches(batches, snapshot, counts, self._clock.unix()))
 
     async def _publish(self, now: Seconds, commands: Sequence[Command]) -> None:
-        completions = [
-            COMPLETIONS.encode(CompletionExpected(batch=one.batch, at=one.at))
-            for one in commands
-            if isinstance(one, ExpectCompletion)
-        ]
-        targets = [
-            TARGETS.encode(
-                TargetSet(pool=one.pool, units=one.units, decided_at=now, reason=one.reason.summary, chunk=one.chunk)
-            )
-            for one in commands
-            if isinstance(one, PublishTarget)
-        ]
-        residencies = [
-            RESIDENCIES.encode(ResidencyWanted(pool=one.pool, service=one.service, degree=one.degree, batch=one.batch))
-            for one in commands
-            if isinstance(one, WantResidency)
-        ]
-        published = ((COMPLETIONS, completions), (TARGETS, targets), (RESIDENCIES, residencies))
-        for topic, payloads in published:
-            if payloads:
-                await self._append(topic.name, topic.maxlen or 10_000, payloads)
+        for topic, payloads in encoded(now, commands):
+            await self._append(topic.name, topic.maxlen or 10_000, payloads)
 
     async def _append(self, stream: str, kept: int, payloads: Sequence[bytes]) -> None:
         await with_retries(

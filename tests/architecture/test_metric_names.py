@@ -75,6 +75,7 @@ METRICS = {
         "treadle_gpu_manager_gpus",
         "treadle_gpu_manager_hook_seconds",
         "treadle_gpu_manager_liveness_checks_total",
+        "treadle_gpu_manager_prewarms_total",
         "treadle_gpu_manager_running",
         "treadle_gpu_manager_step_seconds",
         "treadle_gpu_manager_wait_seconds",

@@ -2,8 +2,7 @@
 
 Times are absolute seconds of one monotonic scale, the one of the journal's ids. Mappings and tuples in a stimulus must
 not change afterwards. The order of those that restore a former leader: `QuotaEvent`, `FirstArrivalRestored`,
-`TrajectoryRestored`, `PlacementRestored`, `RequestsSubmitted`, `PriorityChanged`, `ActionRestored`, then everything
-else.
+`TrajectoryRestored`, `PlacementRestored`, `RequestsSubmitted`, `PriorityChanged`, `ActionRestored`, then the rest.
 """
 
 from __future__ import annotations
@@ -238,12 +237,11 @@ class ImagesReported:
 
 @dataclass(frozen=True, slots=True)
 class TargetReceived:
-    """The planner's target for a pool."""
+    """The planner's target for a pool. `chunk`: units that its work needs together on one node."""
 
     pool: str
     units: int
     chunk: int = 1
-    """Units that its work needs together on one node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ def to_prewarm(
 
     O(wanted x GPUs x instances).
     """
-    ready = {view.instance.service for view in views if view.state in _READY}
-    needed = [(name, degree) for name, degree in wanted.items() if name not in ready and degree in SIZES]
+    needed = [(name, degree) for name, degree in wanted.items() if not is_ready(name, views) and degree in SIZES]
     taken = {gpu for view in views if _is_kept(view, wanted) for gpu in view.instance.chunk.gpus}
     chosen = list[InstanceId]()
     for name, degree in needed:
@@ -45,6 +44,11 @@ def to_prewarm(
         chosen.append(InstanceId(name, best))
         taken.update(best.gpus)
     return chosen
+
+
+def is_ready(service: str, views: Iterable[InstanceView]) -> bool:
+    """Return whether an engine of a service is resident, or becomes so."""
+    return any(view.instance.service == service and view.state in _READY for view in views)
 
 
 def _is_kept(view: InstanceView, wanted: Collection[str]) -> bool:

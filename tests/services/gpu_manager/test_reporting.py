@@ -1,0 +1,65 @@
+"""Reports of a node's model services: what the leader, the planner and people see."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from services.gpu_manager.devices import GpuDevice
+from services.gpu_manager.kinds import GPUS
+from services.gpu_manager.reporting import cold_start_s, page_of, service_capacity, services_of
+from shared.model_services.entries import read_entries
+from shared.node.identity import NodeIdentity
+from shared.policy.model.chunks import Chunk
+from shared.policy.serving.model import InstanceId, Level, State
+from shared.policy.serving.node_view import InstanceView
+from shared.runtime.clock import SYSTEM_CLOCK
+
+ENTRY = {"backend": "process", "model": "m", "command": ["x", "{port}"], "memory_gb": {"awake": 16}, "degrees": [1, 2]}
+ENTRIES = read_entries(msgspec.json.encode({"a": {**ENTRY, "concurrency": 4}, "b": ENTRY}))
+NODE = NodeIdentity("n", "1", "default", 1)
+
+
+def view(gpu: int, state: State, level: Level | None = None, service: str = "a", **measured_s: float) -> InstanceView:
+    measured = {name.replace("_", " "): took_s for name, took_s in measured_s.items()}
+    instance = InstanceId(service, Chunk(gpu, 1))
+    return InstanceView(instance, state, 0.0, "", None, level, (), (), 1.0, 0.0, None, measured)
+
+
+def test_released_gpus_are_reported_and_a_service_that_is_being_restored_counts_as_resident() -> None:
+    views = [view(0, "restoring"), view(1, "evicted", "asleep1"), view(2, "running")]
+    report = services_of(NODE, ENTRIES, views, [24.0] * 4, released=(3, 1))
+    assert (report.released, report.bad) == ([1, 3], [])
+    assert report.services[0].resident == [(0, 1), (2, 1)]
+
+
+def test_a_cold_start_is_an_acquisition_and_a_restore() -> None:
+    views = [view(0, "cold", restore_cold=8.0, evict_cold=1.0), view(1, "evicted", "asleep1", restore_asleep1=2.0)]
+    assert cold_start_s([]) == {}
+    assert cold_start_s(views) == {GPUS: 5.0}
+    assert cold_start_s(views, 3.0) == {GPUS: 8.0}
+
+
+@pytest.mark.parametrize(
+    ("views", "restore_s"),
+    [
+        ([], 0.0),
+        ([view(0, "evicted", "asleep1", restore_cold=8.0, restore_asleep1=2.0)], 2.5),
+        ([view(0, "cold", restore_cold=8.0, restore_asleep1=2.0)], 8.5),
+        ([view(0, "evicted", "asleep2", restore_cold=8.0, restore_asleep1=2.0)], 8.5),
+        ([view(0, "cold", service="b", restore_cold=8.0)], 0.0),
+    ],
+    ids=["nothing is measured", "asleep", "stopped", "another level", "another service"],
+)
+def test_the_restore_of_a_service_is_the_one_from_where_its_engine_is(
+    views: list[InstanceView], restore_s: float
+) -> None:
+    found = service_capacity(ENTRIES, views, 0.5)["a"]
+    assert (found.resource, found.degrees, found.concurrency, found.restore_s) == (GPUS, [1, 2], 4, restore_s)
+
+
+def test_a_page_has_the_ownership_of_each_gpu() -> None:
+    devices = [GpuDevice(gpu, 24.0, "described", False) for gpu in range(2)]
+    page = page_of(NODE, ENTRIES, [], devices, SYSTEM_CLOCK, lambda gpu: ("held", "") if gpu else ("unknown", "no"))
+    assert [(one.ownership, one.why) for one in page.gpus] == [("unknown", "no"), ("held", "")]
+    assert [one.ownership for one in page_of(NODE, ENTRIES, [], devices, SYSTEM_CLOCK).gpus] == ["", ""]

@@ -16,6 +16,7 @@ from shared.runtime.settings import TreadleSettings, load
 from shared.runtime.stack_state import ServiceState, State
 from treadle.cli.demo_agent import VISIBLE, find_mini, run_agent, visible_paths
 from treadle.cli.demo_agent import show as show_agent
+from treadle.cli.demo_gpu import demo_gpu
 from treadle.cli.grade import DISAGREES
 from treadle.cli.proxy import BATCH_CANCELLED, WRONG, CommandFailed, check_proxy, exit_status, find_proxy
 from treadle.cli.up import Home
@@ -55,6 +56,10 @@ def demo(
         str | None, typer.Option(metavar="URL", help="Engine for --agent. [default: a scripted model]")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model of that engine.")] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Let three real models on the CPU share memory for two, under kills, instead.")
+    ] = False,
+    minutes: Annotated[float, typer.Option(min=0.1, max=1440, help="Duration of --gpu.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     url: Annotated[str | None, typer.Option(help="The proxy. [default: the stack that is up, or a new one]")] = None,
     home: Home = None,
@@ -69,10 +74,15 @@ def demo(
     repair is graded in a fresh sandbox, and its tokens are read as training rows with the reward. With --url, set
     TRAJECTORY_ROUTER_URL too, and TRAJECTORY_ROUTER_OPERATOR_KEY if that router has a key.
 
-    Exit status: 0 success; 1 a reference does not pass, a verdict differs or the agent fails; 2 a part is missing;
-    3 no stack answers.
+    With --gpu: a judge, a sentence encoder and a reward model share a described device with room for two. Engines are
+    killed at random, and each answer is compared with that of the model alone. It starts a stack of its own.
+
+    Exit status: 0 success; 1 a reference does not pass, a verdict differs, the agent fails, an answer is wrong, or
+    memory is lacking; 2 a part is missing; 3 no stack answers.
     """
     console = Console(stderr=as_json)
+    if gpu:
+        raise typer.Exit(demo_gpu(minutes, seed, as_json, console))
     if agent:
         raise typer.Exit(_demo_agent(url, home, mini, engine, model, as_json, console))
     with exit_status("demo", BATCH_CANCELLED):

@@ -97,7 +97,14 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             pages = PagePublisher(
                 node.redis,
                 lambda: declared.completed(
-                    page_of(node.identity, serving.declared, machine.view(), found.devices, clock)
+                    page_of(
+                        node.identity,
+                        serving.declared,
+                        machine.view(),
+                        found.devices,
+                        clock,
+                        serving.addresses() if settings.publish_addresses else {},
+                    )
                 ),
                 settings.heartbeat_s,
             )

@@ -161,6 +161,10 @@ class Serving:
         """Return the expected time until an engine is resident, by measured steps."""
         return self.machine.ready_in_s(self.clock.monotonic(), instance)
 
+    def addresses(self) -> dict[InstanceId, str]:
+        """Return the base address of each engine that runs."""
+        return {instance: backend.url for instance, backend in self._backends.items() if backend.url}
+
     def address(self, instance: InstanceId) -> EngineAddress:
         """Return how to call an engine that is resident."""
         entry = self._made_of[instance]

@@ -154,6 +154,7 @@ class ModelServices(_Twin):
 
     all = _blocking(AsyncModelServices.all)
     view = _blocking(AsyncModelServices.view)
+    address = _blocking(AsyncModelServices.address)
     set = _blocking(AsyncModelServices.set)
     delete = _blocking(AsyncModelServices.delete)
 

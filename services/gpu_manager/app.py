@@ -147,6 +147,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                         found.devices,
                         clock,
                         _always_held if owned is None else owned.state_of,
+                        serving.addresses() if settings.publish_addresses else {},
                     )
                 ),
                 settings.heartbeat_s,

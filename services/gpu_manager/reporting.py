@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from services.gpu_manager.devices import GpuDevice
@@ -13,6 +14,7 @@ from shared.messages.nodes import ServiceCapacity
 from shared.messages.outcomes import ServiceHeld, ServicesChanged
 from shared.model_services.entries import ServiceEntry
 from shared.node.identity import NodeIdentity
+from shared.policy.serving.model import InstanceId
 from shared.policy.serving.node_view import InstanceView
 from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
@@ -113,15 +115,16 @@ def page_of(
     devices: Iterable[GpuDevice],
     clock: Clock,
     ownership: Callable[[int], tuple[str, str]] = lambda _: ("", ""),
+    addresses: Mapping[InstanceId, str] = MappingProxyType({}),
 ) -> ServingPage:
-    """Return the page. O(services + instances)."""
+    """Return the page. `addresses`: of engines, to be published. O(services + instances)."""
     offset_s = clock.unix() - clock.monotonic()
     return ServingPage(
         node=identity.node,
         incarnation=identity.incarnation,
         at=clock.unix(),
         services={name: _offer(entry) for name, entry in sorted(entries.items())},
-        engines=[_engine(view, offset_s) for view in views],
+        engines=[_engine(view, offset_s, addresses.get(view.instance, "")) for view in views],
         gpus=[_gpu(one, *ownership(one.number)) for one in devices],
     )
 
@@ -151,7 +154,7 @@ def _offer(entry: ServiceEntry) -> ServiceOffer:
     )
 
 
-def _engine(view: InstanceView, offset_s: Seconds) -> EngineState:
+def _engine(view: InstanceView, offset_s: Seconds, address: str) -> EngineState:
     return EngineState(
         service=view.instance.service,
         gpus=list(view.instance.chunk.gpus),
@@ -165,4 +168,5 @@ def _engine(view: InstanceView, offset_s: Seconds) -> EngineState:
         host_gb=view.host_gb,
         probe_at=None if view.probe_s is None else round(view.probe_s + offset_s, 3),
         measured_s={name: round(took_s, 3) for name, took_s in view.measured_s.items()},
+        address=address if view.state in _RESIDENT else "",
     )

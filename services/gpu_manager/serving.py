@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from services.gpu_manager.backends.protocol import Backend, EngineError, OutOfMemory
+from services.gpu_manager.backends.given_engines import leave_given
+from services.gpu_manager.backends.protocol import Backend, EngineError, Level, OutOfMemory
 from services.gpu_manager.device_checks import check_memory
 from services.gpu_manager.devices import DeviceMemory
 from services.gpu_manager.engine_calls import EngineAddress
@@ -160,6 +161,10 @@ class Serving:
         """Return the expected time until an engine is resident, by measured steps."""
         return self.machine.ready_in_s(self.clock.monotonic(), instance)
 
+    def addresses(self) -> dict[InstanceId, str]:
+        """Return the base address of each engine that runs."""
+        return {instance: backend.url for instance, backend in self._backends.items() if backend.url}
+
     def address(self, instance: InstanceId) -> EngineAddress:
         """Return how to call an engine that is resident."""
         entry = self._made_of[instance]
@@ -225,17 +230,17 @@ class Serving:
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
-    def _step(self, instance: InstanceId, step: model.Step, work: Coroutine[Any, Any, None]) -> None:
+    def _step(self, instance: InstanceId, step: model.Step, work: Coroutine[Any, Any, Level | None]) -> None:
         if (check := self._checks.pop(instance, None)) is not None:
             check.cancel()
         self._spawn(self._stepped(instance, step, work), f"{step} {instance}")
 
-    async def _stepped(self, instance: InstanceId, step: model.Step, work: Coroutine[Any, Any, None]) -> None:
-        began = self.clock.monotonic()
+    async def _stepped(self, instance: InstanceId, step: model.Step, work: Coroutine[Any, Any, Level | None]) -> None:
+        began, left = self.clock.monotonic(), None
         outcome: model.Outcome = "ok"
         reason = ""
         try:
-            await work
+            left = await work
         except OutOfMemory as error:
             outcome, reason = "oom", error.reason
         except EngineError as error:
@@ -246,7 +251,7 @@ class Serving:
         STEP_SECONDS.labels(step, outcome).observe(took_s)
         if outcome != "ok":
             _log.warning("engine_step_failed", instance=str(instance), step=step, outcome=outcome, reason=reason)
-        self.handle(model.Stepped(instance, step, outcome, reason, took_s))
+        self.handle(model.Stepped(instance, step, outcome, reason, took_s, left or "cold"))
 
     async def _loaded(self, instance: InstanceId) -> None:
         backend = self._backends[instance]
@@ -263,21 +268,24 @@ class Serving:
         if self._made_of[instance].canary is not None:
             await self._backends[instance].canary()
 
-    async def _stopped(self, instance: InstanceId) -> None:
+    async def _stopped(self, instance: InstanceId) -> Level:
+        """Stop an engine. Return where it is left: a given one sleeps."""
+        left: Level = "cold"
         watch = self._watches.pop(instance, None)
         if watch is not None:
             watch.cancel()
         backend = self._backends.get(instance)
         if backend is None:
-            return
+            return left
         levels = backend.flags.levels
         if "cold" in levels:
             await backend.stop()
-        elif levels:  # it was given by its URL
-            await backend.evict(levels[-1])
+        elif levels:
+            left = await leave_given(backend)
         if "cold" in levels or instance.service in self._removed:
             del self._backends[instance], self._made_of[instance]  # the next one is that of the present entry
         self._forget_removed(instance.service)
+        return left
 
     def _forget_removed(self, name: str) -> None:
         """Forget a removed service when all of its engines are stopped."""

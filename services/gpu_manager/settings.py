@@ -42,6 +42,9 @@ class GpuManagerSettings(ServiceSettings):
     """Host memory for sleeping engines, GB. 0: half of the machine's memory."""
     max_wait_s: float = Field(30.0, gt=0)
     """Seconds after which a waiting action evicts an engine that would otherwise stay."""
+    publish_addresses: bool = False
+    """Show the address of each resident engine at `GET /v1/services`, for callers on this host that call it without the
+    mesh. Engines of vLLM with its development mode have routes that execute code."""
     hung_after_s: float = Field(30.0, gt=0)
     """Seconds for which an engine may answer none of its actions. Then its state is read beside them."""
     heartbeat_s: float = Field(2.0, gt=0)

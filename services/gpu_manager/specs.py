@@ -23,8 +23,8 @@ LEVELS: Final[dict[str, tuple[Level, ...]]] = {
     "sglang": ("asleep1", "cold"),
     "torch": ("asleep1", "cold"),
 }
-"""Levels of each backend, as `Backend.flags` has them. An engine that was given by its URL has no `cold`: after a
-failure it sleeps at its deepest level, and counts as stopped."""
+"""Levels of each backend, as `Backend.flags` has them. An engine that was given by its URL has no `cold`: its
+stop puts it to sleep at its deepest level (`backends.given_engines`)."""
 _CHANGEABLE: Final = ("concurrency", "priority", "min_residency_s")
 """Fields with which an engine need not be started again."""
 

@@ -36,6 +36,12 @@ class EngineView(BaseModel):
     """Unix seconds of the next probe of a quarantined engine."""
     measured_s: dict[str, float]
     """Measured times of its steps, in seconds: `restore asleep1`, `evict cold` ..."""
+    address: str
+    """Base address for calls, while it is resident. Empty: it is not, or its node publishes no addresses
+    (`GPU_MANAGER_PUBLISH_ADDRESSES`)."""
+    lease_until: float | None
+    """Unix seconds until which the address is leased; null without one. Its GPU manager renews the lease with each
+    heartbeat. Read it again after that time, and after a call that failed."""
 
 
 class EntryView(BaseModel):

@@ -27,7 +27,7 @@ _decode: Final = msgspec.json.Decoder(ServingPage).decode
 _declaration: Final = msgspec.json.Decoder(Declaration).decode
 
 FRESH_S: Final[Seconds] = 30.0
-"""Age above which a page is not shown: its node is gone, or silent."""
+"""Age above which a page is not shown: its node is gone, or silent. Lease of the addresses on it."""
 KEPT_S: Final[Seconds] = 3600.0
 """Age above which a page is deleted."""
 

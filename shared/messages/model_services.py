@@ -34,6 +34,8 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Unix seconds of the next probe of a quarantined engine."""
     measured_s: dict[str, float] = {}
     """Measured times of its steps: `restore asleep1` -> seconds."""
+    address: str = ""
+    """Base address for calls, while it is resident. Empty: it is not, or its node publishes no addresses."""
 
 
 class ShownEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

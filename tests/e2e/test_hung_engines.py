@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 
@@ -45,6 +48,7 @@ def stack() -> Iterator[RunningStack]:
             "GPU_MANAGER_DEVICES": json.dumps([{"memory_gb": 24}] * 3),
             "GPU_MANAGER_SERVICES": str(declared),
             "GPU_MANAGER_HUNG_AFTER_S": str(HUNG_AFTER_S),
+            "GPU_MANAGER_PUBLISH_ADDRESSES": "true",
         }
         with running_stack(root, services="proxy,scaling_planner,gpu_manager", environ=environ) as running:
             yield running
@@ -92,6 +96,35 @@ async def test_a_stopped_vllm_is_replaced(client: AsyncTreadle) -> None:
     again = await judge(client, "sleeper", "([0-9])")
     assert (again.ended, again.score, again.stages[0].attempts) == ("ok", 4, 2)
     assert not stopped.is_running()
+
+
+async def directly(url: str) -> str:
+    body = {"messages": [{"role": "user", "content": "one two"}]}
+    async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/chat/completions", json=body) as reply:
+        return str((await reply.json())["choices"][0]["message"]["content"])
+
+
+async def test_a_caller_without_the_mesh_follows_a_service_to_its_new_address(client: AsyncTreadle) -> None:
+    await judge(client, "plain")
+    url = await client.model_services.address("plain")
+    assert await directly(url) == "plain counts 2"
+    engine_of(ENGINE, "plain").kill()
+    with pytest.raises(aiohttp.ClientError):
+        await directly(url)
+    following = asyncio.create_task(followed(client, "plain"))
+    await judge(client, "plain")  # an action makes it resident again
+    assert await following == "plain counts 2"
+    leased = [one for one in (await client.model_services.view("plain")).engines if one.address]
+    assert leased
+    assert all(one.lease_until is not None and one.lease_until > time.time() for one in leased)
+
+
+async def followed(client: AsyncTreadle, service: str) -> str:
+    """Call an engine at its newest address until it answers. The page may be older than the end of the last one."""
+    while True:
+        with suppress(aiohttp.ClientError):
+            return await directly(await client.model_services.address(service))
+        await asyncio.sleep(0.1)
 
 
 async def test_a_slow_engine_that_can_be_read_is_left_at_work(client: AsyncTreadle) -> None:

@@ -500,6 +500,8 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_gb: float
     probe_at: float | None
     measured_s: dict[str, float]
+    address: str
+    lease_until: float | None
 
 
 class ModelServiceView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

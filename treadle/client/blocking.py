@@ -155,6 +155,7 @@ class ModelServices(_Twin):
     all = _blocking(AsyncModelServices.all)
     overview = _blocking(AsyncModelServices.overview)
     view = _blocking(AsyncModelServices.view)
+    address = _blocking(AsyncModelServices.address)
     set = _blocking(AsyncModelServices.set)
     delete = _blocking(AsyncModelServices.delete)
 

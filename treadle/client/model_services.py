@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from treadle.client.answers import ModelServiceList, ModelServiceView
+from treadle.client.errors import DeadlineMissed
 from treadle.client.transport import JSON, Transport, quoted
+
+POLL_S: Final = 0.5
+"""Seconds between two readings of a service that is awaited."""
 
 
 class AsyncModelServices:
@@ -30,6 +36,27 @@ class AsyncModelServices:
             NotFound: no node has a service of this name.
         """
         return await self._transport.call(ModelServiceView, "GET", f"/v1/services/{quoted(service)}")
+
+    async def address(self, service: str, *, within_s: float = 60.0) -> str:
+        """Return the base address of a resident engine under a lease; wait until there is one.
+
+        Read it again at the end of its lease (`view`), and after a call that failed: the service may have moved.
+
+        Raises:
+            NotFound: no node has a service of this name.
+            DeadlineMissed: no engine was resident in time, or its node publishes no addresses.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        while True:
+            engines = (await self.view(service)).engines
+            leased = [one for one in engines if one.address and (one.lease_until or 0.0) > time.time()]
+            if leased:
+                return min(leased, key=lambda one: one.running).address
+            if loop.time() + POLL_S > deadline:
+                why = "or its node publishes no addresses (GPU_MANAGER_PUBLISH_ADDRESSES)"
+                raise DeadlineMissed(f"no engine of {service} was resident within {within_s:g} s, {why}")
+            await asyncio.sleep(POLL_S)
 
     async def set(self, service: str, declaration: Mapping[str, Any]) -> ModelServiceView:
         """Declare a model service, or change it. Idempotent; nodes apply it at their next heartbeat (`pending`).

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from shared.api.model_services import EngineView, EntryView, GpuView, ModelServiceView, ServiceProblem
-from shared.bus.model_services import Declared, DeclaredSet
+from shared.bus.model_services import FRESH_S, Declared, DeclaredSet
 from shared.messages.model_services import EngineState, ServiceOffer, ServingPage, ShownEntry
 from shared.model_services.shown import shown
 
@@ -73,10 +73,10 @@ def _is_pending(name: str, page: ServingPage, declared: Declared | None) -> bool
 
 
 def _engines(name: str, users: Iterable[ServingPage]) -> Iterable[EngineView]:
-    return (_engine(page.node, one) for page in users for one in page.engines if one.service == name)
+    return (_engine(page, one) for page in users for one in page.engines if one.service == name)
 
 
-def _engine(node: str, one: EngineState) -> EngineView:
+def _engine(page: ServingPage, one: EngineState) -> EngineView:
     fields = msgspec.structs.asdict(one)
     del fields["service"]
-    return EngineView(node=node, **fields)
+    return EngineView(node=page.node, lease_until=page.at + FRESH_S if one.address else None, **fields)

@@ -209,7 +209,8 @@ class Activations:
         """Sleepers of the node that can be stopped for host memory, in the order in which they are given up."""
         sleepers = [other for other in self._state.sleepers.values() if other.host_gb > 0 and not other.waiting]
         busy: dict[int, bool] = {}
-        found = [other for other in sleepers if other.place != "awake" and self._free(other, one, busy)]
+        asleep = [other for other in sleepers if other.place not in ("awake", "cold")]
+        found = [other for other in asleep if self._free(other, one, busy)]
         found.sort(key=lambda other: -other.spec.priority)
         return [SleepingEngine(other.id, other.host_gb, self._stop_cost_s(other)) for other in found]
 

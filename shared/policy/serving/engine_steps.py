@@ -41,14 +41,18 @@ class EngineSteps:
         state.begin(one, "stop", f"it could not be evicted to {level}: {reason}", now)
 
     def stopped(self, one: EngineInstance, stepped: Stepped, now: float) -> None:
-        """Handle the end of a stop. After one that failed the memory stays counted, and a probe stops it again."""
+        """Handle the end of a stop. After one that failed the memory stays counted, and a probe stops it again.
+
+        An engine that was given by its address sleeps after its stop, or nothing listens there any more. If neither is
+        confirmed, the stop has failed.
+        """
         state, one.died = self._state, ""
         if stepped.outcome != "ok":
             one.stuck = True
             self.quarantine(one, f"its engine could not be stopped: {stepped.reason}", now)
         else:
             state.times.record(one.id, "evict", "cold", stepped.took_s)
-            state.settle_place(one, "cold")
+            state.settle_place(one, "cold", stepped.left)
             one.stop_why = ""
             if one.stuck:
                 one.stuck, one.quarantine = False, ""

@@ -84,6 +84,8 @@ class EngineInstance:
     """Time of the probe."""
     probing: bool = False
     """A probe is due: it is loaded as soon as that needs no eviction, or a holder wants it."""
+    left: Level = "cold"
+    """Level at which its last stop left an engine that was given: its memory counts, although it is stopped for us."""
     stuck: bool = False
     """Its last stop failed, so that its memory is still counted."""
     found_by_s: float = inf
@@ -102,12 +104,12 @@ class EngineInstance:
         """Device memory that it may use on each of its GPUs."""
         if self.claim == "awake":
             return self.spec.awake_gb
-        return 0.0 if self.claim == "cold" else self.spec.asleep_gb.get(self.claim, 0.0)
+        return self.spec.asleep_gb.get(self.left if self.claim == "cold" else self.claim, 0.0)
 
     @property
     def host_gb(self) -> float:
         """Host memory that it may use."""
-        return 0.0 if self.host == "cold" else self.spec.host_gb.get(self.host, 0.0)
+        return self.spec.host_gb.get(self.left if self.host == "cold" else self.host, 0.0)
 
     @property
     def ready(self) -> bool:
@@ -155,7 +157,13 @@ class EngineInstance:
     @property
     def active(self) -> bool:
         """Whether it matters to others on its GPUs: it has an engine, a holder, or something to do."""
-        engine = self.claim != "cold" or self.host != "cold" or self.step is not None or self.state == "unknown"
+        engine = (
+            self.claim != "cold"
+            or self.left != "cold"
+            or self.host != "cold"
+            or self.step is not None
+            or self.state == "unknown"
+        )
         to_do = self.waiting or self.running or self.leaving or self.stop_why or self.probing or self.activation
         return engine or bool(to_do)
 

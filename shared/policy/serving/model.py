@@ -125,6 +125,8 @@ class Stepped(NamedTuple):
     outcome: Outcome
     reason: str = ""
     took_s: float = 0.0
+    left: Level = "cold"
+    """Of a stop: where it left an engine that was given, and is not ours to stop."""
 
 
 class EngineDied(NamedTuple):

@@ -124,7 +124,7 @@ class NodeState:
         """Count the host memory of a level for an instance."""
         one.host = level
         self.sleepers.pop(one.id, None)
-        if level != "cold":
+        if level != "cold" or one.left != "cold":
             self.sleepers[one.id] = one
 
     def begin(self, one: EngineInstance, step: Step, why: str, now: float, level: Level = "cold") -> None:
@@ -136,7 +136,7 @@ class NodeState:
             one.checked = False
         match step:
             case "load":
-                one.claim = "awake"
+                one.claim, one.left = "awake", "cold"
                 command: Command = model.LoadEngine(one.id)
                 self.set_state(one, "loading", why, now)
             case "restore":
@@ -165,7 +165,8 @@ class NodeState:
         one.claim = "awake"
         self.set_host(one, max(one.spec.levels, key=lambda level: (one.spec.host_gb.get(level, 0.0), level)))
 
-    def settle_place(self, one: EngineInstance, level: Level) -> None:
-        """Count an instance as what was confirmed: asleep at a level, or stopped (`cold`)."""
+    def settle_place(self, one: EngineInstance, level: Level, left: Level = "cold") -> None:
+        """Count an instance as what was confirmed: asleep at a level, or stopped (`cold`). `left`: see `Stepped`."""
         one.place = one.claim = level
+        one.left = left
         self.set_host(one, level)

@@ -123,6 +123,8 @@ class Turns:
         one.leaving = one.stop_why = ""
         state.touch(one)
         spec = state.services.get(one.id.service)
+        if spec is None:  # an engine that was given is not ours any more
+            state.settle_place(one, "cold")
         if spec is None or spec != one.spec:
             one.faults = one.deaths = one.failures = 0
             one.quarantine, one.probing = "", False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 
 from services.proxy.app import create_app
 from services.proxy.settings import ProxySettings
-from shared.bus.model_services import declare_service, publish_page, read_declared
-from shared.messages.model_services import GpuState, ServiceOffer, ServingPage
+from shared.bus.model_services import FRESH_S, declare_service, publish_page, read_declared
+from shared.messages.model_services import EngineState, GpuState, ServiceOffer, ServingPage
 from shared.model_services.entries import MOST_SERVICES, read_entries
 from shared.model_services.references import MOST_BODY, Declaration, ServiceReference, facts_of
 from shared.model_services.shown import shown
@@ -39,14 +39,16 @@ async def ask(http: aiohttp.ClientSession, method: str, path: str, body: Any = N
         return reply.status, msgspec.json.decode(content) if content else None
 
 
-async def publish(redis: Redis, node: str = "gpu-1", *, allow: bool = False, **fields: Any) -> None:
+async def publish(
+    redis: Redis, node: str = "gpu-1", *, allow: bool = False, engines: Sequence[EngineState] = (), **fields: Any
+) -> None:
     services = {
         name: ServiceOffer(backend=one.backend, api=one.api, model=one.model, degrees=one.degrees,
                            concurrency=one.concurrency, awake_gb=16, shown=shown(one, with_commands=allow))
         for name, one in FILE.items()
     }  # fmt: skip
     page = ServingPage(
-        node=node, incarnation="1", at=time.time(), services=services, engines=[], allows_commands=allow,
+        node=node, incarnation="1", at=time.time(), services=services, engines=list(engines), allows_commands=allow,
         file={name: facts_of(one) for name, one in FILE.items()}, **{"gpus": [], **fields},
     )  # fmt: skip
     await publish_page(redis, page)
@@ -81,6 +83,17 @@ async def test_gpus_are_shown_with_their_ownership(http: aiohttp.ClientSession, 
         ("gpu-2", 0, "H", 80.0, "held", ""),
         ("gpu-2", 1, "H", 80.0, "unknown", "the hook on_acquire failed: no"),
     ]
+
+
+async def test_an_address_is_shown_with_the_end_of_its_lease(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    resident = EngineState(service="judge-a", gpus=[0], state="resident", since=1.0, address="http://127.0.0.1:5")
+    asleep = EngineState(service="judge-a", gpus=[1], state="evicted", since=1.0)
+    before = time.time()
+    await publish(valkey, engines=[resident, asleep])
+    _, view = await ask(http, "GET", "/judge-a")
+    first, second = view["engines"]
+    assert (first["address"], second["address"], second["lease_until"]) == ("http://127.0.0.1:5", "", None)
+    assert before + FRESH_S <= first["lease_until"] <= time.time() + FRESH_S
 
 
 async def test_values_of_environments_and_commands_are_not_shown(http: aiohttp.ClientSession, valkey: Redis) -> None:

@@ -76,5 +76,5 @@ def _instance_key(
         (left(one.aborted_s, config.abort_limit_s), left(one.probe_s) if one.quarantine else None),
         (left(one.unanswered_s, config.hung_after_s), bool(one.unanswered), one.suspect),
         (one.checking_s is None, one.answered_meanwhile),
-        (left(one.found_by_s), one.faults, min(one.deaths, config.most_deaths), one.probing, one.stuck),
+        (left(one.found_by_s), one.faults, min(one.deaths, config.most_deaths), one.probing, one.stuck, one.left),
     )

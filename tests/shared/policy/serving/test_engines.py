@@ -7,9 +7,12 @@ import pytest
 from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.model import (
     Admit,
+    Command,
     EngineDied,
     Evict,
+    Level,
     LoadEngine,
+    ModelServiceSpec,
     RefuseHolder,
     Restore,
     RunCanary,
@@ -223,3 +226,64 @@ def test_stimuli_about_what_is_not_known_change_nothing() -> None:
     for stimulus in (EngineDied(on("x"), "x"), Stepped(on("x"), "load", "ok"), Stepped(on("a"), "evict", "failed")):
         assert node.handle(stimulus) == []
     assert node.serving.view() == before
+
+
+# ---- engines that were given by their address ------------------------------------------------------------------------
+
+
+def given() -> ModelServiceSpec:
+    return service("a", levels=("asleep2",), asleep_gb={"asleep2": 7.0})
+
+
+def stop_ends(node: Driver, left: Level) -> list[Command]:
+    stepped = node.node.finish(on("a"), "ok", node.now)
+    return node.handle(stepped._replace(left=left))
+
+
+def hung(node: Driver) -> None:
+    """A given engine that is resident, hangs, and cannot be put to sleep."""
+    node.resident(on("a"))
+    node.die(on("a"), "it hangs")
+    node.step(on("a"), "failed")
+    assert node.view(on("a")).state == "quarantined"
+
+
+def test_a_given_engine_that_hangs_fences_its_gpu_until_a_probe_finds_it_asleep() -> None:
+    node = Driver(given(), service("b", 9.0), config=CONFIG)
+    hung(node)
+    assert "holds it" in refusal(node.want("h1", on("b"))).reason
+    assert node.wake() == [Stop(on("a"))]
+    node.step(on("a"), "failed")
+    assert "holds it" in refusal(node.want("h2", on("b"))).reason
+    assert node.wake() == [Stop(on("a"))]
+    assert stop_ends(node, "asleep2") == []
+    assert node.view(on("a")).device_gb == 7.0, "it sleeps there"
+    assert node.want("h3", on("b")) == [LoadEngine(on("b"))]
+
+
+def test_memory_of_a_given_engine_that_was_left_asleep_is_not_given_to_another_one() -> None:
+    node = Driver(given(), service("b", 10.0), config=CONFIG)
+    hung(node)
+    node.wake()
+    stop_ends(node, "asleep2")
+    assert node.want("h", on("b"), 5.0) == [], "7 + 10 GB are more than 16"
+    assert refusal(node.after(5.0)).holder == "h"
+    assert node.want("h2", on("a")) == [LoadEngine(on("a"))]
+
+
+def test_a_given_engine_that_is_gone_holds_nothing() -> None:
+    node = Driver(given(), service("b", 10.0), config=CONFIG)
+    hung(node)
+    node.wake()
+    stop_ends(node, "cold")
+    assert node.view(on("a")).device_gb == 0.0
+    assert node.want("h", on("b")) == [LoadEngine(on("b"))]
+
+
+def test_of_a_removed_service_whose_engine_was_given_nothing_stays() -> None:
+    node = Driver(given(), config=CONFIG)
+    hung(node)
+    node.wake()
+    stop_ends(node, "asleep2")
+    node.remove("a")
+    assert node.serving.view() == []

@@ -121,15 +121,17 @@ class OwnedGpus:
         if self._calling is not None and self._calling.done():
             self._calling.result()  # raises a bug of ours
             self._calling = None
-        busy, engines = set[int](), set[int]()
+        busy, engines, broken = set[int](), set[int](), set[int]()
         for view in self.serving.machine.view():
             if view.running or view.waiting:
                 busy.update(view.instance.chunk.gpus)
             if view.device_gb or view.step is not None or view.state == "unknown":
                 engines.update(view.instance.chunk.gpus)
+            if view.state == "quarantined":
+                broken.update(view.instance.chunk.gpus)
         share = self.usage.owned if share_known else None
         degree = max((size for entry in self.serving.declared.values() for size in entry.degrees), default=1)
-        self._do(self.machine.settle(self.clock.monotonic(), share, busy, engines, degree))
+        self._do(self.machine.settle(self.clock.monotonic(), share, busy, engines, degree, broken))
 
     def _do(self, commands: list[ownership.OwnershipCommand]) -> None:
         for command in commands:

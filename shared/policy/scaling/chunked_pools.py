@@ -51,6 +51,15 @@ def whole_chunks(units: int, chunk: int, ceiling: int) -> int:
     return min(ceiling, math.ceil(units / chunk) * chunk)
 
 
+def cold_start_of(stage: Stage, services: Mapping[str, Services], cold_start_s: Mapping[str, float]) -> float:
+    """Return the seconds until a new unit executes requests of a stage: those of its model service, if they were
+    measured, else those of its pool. Both mappings are by pool.
+    """
+    known = services.get(stage.drawn_from, {}).get(stage.service)
+    measured = 0.0 if known is None else known.restore_s
+    return measured or cold_start_s.get(stage.drawn_from, 0.0)
+
+
 def spare_units(
     stages: Sequence[Stage], counts: Sequence[float], pool: str, services: Services, at_once: Sequence[float] | None
 ) -> tuple[float, float]:

@@ -18,16 +18,17 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from shared.policy.scaling import reasons
-from shared.policy.scaling.chunked_pools import Services, chunk_of, whole_chunks
+from shared.policy.scaling.chunked_pools import Services, chunk_of, cold_start_of, whole_chunks
 from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.expectations import expect
 from shared.policy.scaling.open_batch import OpenBatchState
 from shared.policy.scaling.pacing import LimitedStage
 from shared.policy.scaling.quota_supply import ObservedQuota, Supply, supply_at
 from shared.policy.scaling.reasons import Reason
-from shared.policy.scaling.relaxation import RelaxedPlan, search_relaxed
+from shared.policy.scaling.relaxation import RelaxedPlan
 from shared.policy.scaling.residencies import residencies_wanted
 from shared.policy.scaling.search import ExpectedBatch, Plan, Stage, simulate
+from shared.policy.scaling.shared_engines import SharedEngines
 from shared.policy.scaling.stimuli import (
     BatchAdded,
     BatchesObserved,
@@ -65,6 +66,8 @@ class Planner:
     _cold_start_s: dict[str, float] = field(default_factory=dict)
     _services: Mapping[str, Services] = field(default_factory=dict)
     """By pool of chunks: its model services."""
+    _engines: SharedEngines = field(default_factory=SharedEngines)
+    """Shared engines of the last decision."""
     _quotas: Mapping[str, ObservedQuota | None] = field(default_factory=dict)
     _supply: Supply = field(default_factory=dict)
     """Quotas at the last decision."""
@@ -231,8 +234,9 @@ class Planner:
         )
         config, ceilings = self.config, {pool: self._ceiling(pool) for pool in self._capacity}
         near = self._found_units if math.isfinite(config.review_s) else None
-        found = search_relaxed(
-            batches, ceilings, strictness=config.strictness, trade=config.trade, near=near, supply=self._supply
+        self._engines = SharedEngines.of(batches, self._services)
+        found = self._engines.search(
+            ceilings, strictness=config.strictness, trade=config.trade, near=near, supply=self._supply
         )
         self._found_units, self._strictness = found.plan.units, found.strictness
         self._overdue = self._all_overdue(now)
@@ -262,7 +266,7 @@ class Planner:
             return plan.units
         cold_s = max((self._cold_start_s.get(pool, 0.0) for pool in plan.units), default=0.0)
         until_s = max(self.config.look_ahead_s, self.config.review_s) + cold_s
-        needed = needed_within(plan, until_s)
+        needed = needed_within(plan, until_s) | self._engines.used(plan, until_s)
         return {pool: min(units, needed[pool]) for pool, units in plan.units.items()}
 
     def _stabilize(self, now: float, pool: str, needed: int) -> int:
@@ -282,8 +286,8 @@ class Planner:
         units, fewer = plan.units[pool], None
         if found.missed is not None:
             return reasons.not_enough(pool, event, found.batches, found.missed, units, ceiling, floor)
-        if units and self.config.explains:
-            less = {**plan.units, pool: units - 1}
+        if units and self.config.explains and pool not in self._engines.slots:
+            less = self._engines.slots_of({**plan.units, pool: units - 1})
             fewer = simulate(found.batches, less, strictness=found.strictness, supply=self._supply)
         quotas = {one.batch for one in self._limited}
         batches = found.batches
@@ -315,15 +319,9 @@ class Planner:
         """Return whether its requests arrive, or are expected so soon that its pools must be warmed up."""
         return state.batch.first_arrival_at is not None or now >= self._warm_up_s(state)
 
-    def _stage_cold_s(self, stage: Stage) -> float:
-        """Seconds until a new unit executes requests of a stage: those of its model service, if they were measured."""
-        known = self._services.get(stage.drawn_from, {}).get(stage.service)
-        measured = 0.0 if known is None else known.restore_s
-        return measured or self._cold_start_s.get(stage.drawn_from, 0.0)
-
     def _warm_up_s(self, state: OpenBatchState) -> float:
         """Time from which a batch needs units, unless its first request arrives earlier. Without history: at once."""
         if state.history is not None and not self.config.hints:
             return math.inf
-        cold_s = max(self._stage_cold_s(stage) for stage in state.batch.stages)
+        cold_s = max(cold_start_of(stage, self._services, self._cold_start_s) for stage in state.batch.stages)
         return state.batch.opened_at + max(0.0, state.earliest_gap_s - cold_s)

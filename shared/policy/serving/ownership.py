@@ -7,6 +7,8 @@ Laws (tests/shared/policy/serving/test_ownership.py):
   - whole chunks are drained: what stays has a block as large as any choice of idle GPUs could leave;
   - what is held has a chunk of the largest degree that the share allows. Otherwise work of that degree would wait for
     ever on scattered GPUs. For that, more GPUs than the share may be held while actions use the others;
+  - GPUs with a quarantined engine are held beyond the share. Otherwise work of its service would wait for its probe
+    beside good GPUs that were given away;
   - after a restart a GPU is as recorded (`Recorded`). One whose hook was interrupted is used by nobody before that hook
     was called again. So both hooks are called for GPUs that are in that state already.
 
@@ -101,7 +103,13 @@ class GpuOwnership:
         return tuple(gpu for gpu, state in enumerate(self.states) if state != "held")
 
     def settle(
-        self, now: float, share: int | None, busy: Set[int], engines: Set[int], degree: int = 1
+        self,
+        now: float,
+        share: int | None,
+        busy: Set[int],
+        engines: Set[int],
+        degree: int = 1,
+        broken: Set[int] = frozenset(),
     ) -> list[OwnershipCommand]:
         """Return what to do now.
 
@@ -111,29 +119,34 @@ class GpuOwnership:
             busy: GPUs that actions use or wait for.
             engines: GPUs on which an engine has memory or a step under way.
             degree: largest degree of the node's model services.
+            broken: GPUs on which an engine is quarantined.
         """
         if share is None:
             return self._call(now, None, busy | engines)
         commands: list[OwnershipCommand] = []
         block = max((size for size in SIZES if size <= min(share, degree, self.gpus)), default=0)
-        missing = self._missing(share, block)
+        if share > 0:
+            share = min(self.gpus, share + len(broken & {*self._in("held", "acquiring")}))
+        missing = self._missing(share, block, broken)
         if back := tuple(sorted(missing & set(self._in("draining")))):
             commands.append(UseAgain(back))
             self._set(back, "held", "")
         held = self._in("held", "acquiring")
         self._above_s = min(self._above_s, now) if len(held) > share else inf
         if not missing and now >= self._above_s + self.release_after_s:
-            drained = _spared(self._in("held"), self._in("held", but=busy), len(held) - share, block)
+            idle, good = self._in("held", but=busy), self._in("held", but=broken)
+            drained = _spared(self._in("held"), good, idle, len(held) - share, block)
             commands += [Drain(drained)] if drained else []
             self._set(drained, "draining", "the node's share has fewer GPUs")
         return commands + self._call(now, missing - set(back), busy | engines)
 
-    def _missing(self, share: int, block: int) -> set[int]:
+    def _missing(self, share: int, block: int, broken: Set[int]) -> set[int]:
         """Return GPUs to take back: for a block of that size if none is held, and for the share."""
         held, draining = set(self._in("held", "acquiring")), self._in("draining")
         away = self._in("released", "unknown", but=self._interrupted.keys())
         possible, taken = {*held, *draining, *away}, set[int]()
         blocks = [set(chunk.gpus) for chunk in _chunks(possible, block)] if block else []
+        blocks = [one for one in blocks if not one & broken] or blocks
         if blocks and not any(one <= held for one in blocks):
             taken = min(blocks, key=lambda one: (len(one - held), len(one - {*held, *draining}))) - held
         for source in (draining, away):
@@ -189,14 +202,16 @@ class GpuOwnership:
                 self._interrupted.pop(gpu, None)
 
 
-def _spared(held: tuple[int, ...], idle: tuple[int, ...], count: int, least: int) -> tuple[int, ...]:
-    """Choose up to `count` of the idle GPUs, outside of the largest aligned block that can stay.
+def _spared(
+    held: tuple[int, ...], good: tuple[int, ...], idle: tuple[int, ...], count: int, least: int
+) -> tuple[int, ...]:
+    """Choose up to `count` of the idle GPUs, outside of the largest aligned block of good ones that can stay.
 
     `least`: size of a block that stays in any case, also if fewer GPUs can be chosen for that; 0: none.
     """
     count, best = min(count, len(idle)), tuple[int, ...]()
     for size in reversed([size for size in SIZES if size >= least]):
-        for block in _chunks(set(held), size):
+        for block in _chunks(set(good), size):
             outside = tuple(gpu for gpu in idle if gpu not in block.gpus)
             if len(outside) >= count:
                 return _chosen(held, outside, count)

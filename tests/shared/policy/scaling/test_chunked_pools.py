@@ -180,3 +180,13 @@ def test_a_pool_is_warmed_up_one_measured_restore_before_the_first_request(resto
     commands = pool.handle(pool.planner.wake_s(), TimerFired())
     assert WantResidency(GPUS, "a", 2, "one") in commands
     assert pool.target >= 2
+
+
+@pytest.mark.parametrize(("concurrency", "target"), [(1, 8), (4, 2), (2, 4)])
+def test_a_batch_with_history_gets_the_engines_that_its_requests_share(concurrency: int, target: int) -> None:
+    batch = replace(judged("one", ("a", 2)), max_extra_delay_s=0.0)
+    before = replace(past((4.0,) * 4), opened=replace(batch, batch="before"))
+    pool = Pool(concurrency=concurrency)
+    pool.handle(NOW, BatchAdded(batch, (before,)))
+    pool.handle(NOW, FirstRequestArrived("one", NOW))
+    assert pool.target == target

@@ -208,9 +208,10 @@ def test_what_is_held_has_a_chunk_of_the_largest_degree_and_comes_to_rest(seed: 
     node = GpuOwnership(gpus, 1.0, recorded={gpu: rng.choice(["held", "released"]) for gpu in range(gpus)})
     usable = [gpu for gpu in range(gpus) if node.states[gpu] == "held"]
     busy = frozenset(gpu for gpu in usable if rng.random() < 0.4)
-    for _ in range(12):
+    broken = frozenset(gpu for gpu in range(gpus) if rng.random() < 0.1)
+    for _ in range(16):
         now += 10.0
-        quiet = not node.settle(now, share, busy, busy, degree)
+        quiet = not node.settle(now, share, busy, busy, degree, broken)
         if set(node.states) & {"releasing", "acquiring"}:
             node.ended(now)
     assert quiet, node.states
@@ -220,8 +221,20 @@ def test_what_is_held_has_a_chunk_of_the_largest_degree_and_comes_to_rest(seed: 
     block = max((size for size in (1, 2, 4, 8) if size <= min(share, degree, gpus)), default=0)
     if block:
         blocks = [set(range(first, first + block)) for first in range(0, gpus - block + 1, block)]
-        assert any(one <= held for one in blocks)
-        if len(held) > share:
-            assert all(not (held - one - busy) for one in blocks if one <= held), "none could be drained"
+        whole = [one for one in blocks if not one & broken] or blocks
+        assert any(one <= held for one in whole)
+        assert len(held - broken) >= min(share, gpus - len(broken)), "good ones are as many as the share"
+        if len(held) > share + len(held & broken) and not held & broken:
+            assert all(not (held - one - busy) for one in whole if one <= held), "none could be drained"
     else:
         assert held == busy
+
+
+def test_a_gpu_with_a_quarantined_engine_is_held_beyond_the_share_until_it_is_good() -> None:
+    node = GpuOwnership(4, 0.0, recorded={1: "released", 2: "released", 3: "released"})
+    assert node.settle(0.0, 1, NOBODY, {0}, 1, {0}) == [Acquire((1,))]
+    node.ended(0.0)
+    assert node.settle(1.0, 1, NOBODY, {0}, 1, {0}) == []
+    assert Drain((1,)) in node.settle(2.0, 1, {0}, {0}), "its probe has succeeded, and an action uses it"
+    node.ended(3.0)
+    assert node.settle(3.0, 0, NOBODY, NOBODY, 1, {0}) == [Drain((0,)), Release((0,))], "without a share it goes, too"

@@ -16,7 +16,10 @@ from services.gpu_manager.declaring import DeclaredServices
 from services.gpu_manager.devices import GIB, find_devices
 from services.gpu_manager.engine_factory import EngineFactory
 from services.gpu_manager.executor import GpuExecutor
+from services.gpu_manager.kernel_runs import KernelRuns
+from services.gpu_manager.kinds import KERNELS
 from services.gpu_manager.metrics import observe
+from services.gpu_manager.own_chunk import own_entry, own_spec, with_own
 from services.gpu_manager.pages import PagePublisher
 from services.gpu_manager.reporting import cold_start_s, page_of, services_of
 from services.gpu_manager.routes import GpuManagerState, readiness
@@ -27,10 +30,12 @@ from services.gpu_manager.specs import check_devices
 from shared.bus.connection import with_retries
 from shared.messages.outcomes import ServicesChanged
 from shared.node.agent import NodeAgent
+from shared.node.artifacts import StoredArtifacts
 from shared.node.connection import START_S, open_node
 from shared.policy.serving.config import ServingConfig
-from shared.policy.serving.model import NodeMemory
+from shared.policy.serving.model import NodeMemory, ServiceSet
 from shared.policy.serving.node_serving import NodeServing
+from shared.policy.serving.node_view import InstanceView
 from shared.runtime import log
 from shared.runtime.app import build_app
 from shared.runtime.background import Background
@@ -49,6 +54,11 @@ STOP_S = 25.0
 def _any_address(_: str) -> str:
     """RefuseHolder no address: those of engines come from the operator."""
     return ""
+
+
+def declared_views(serving: Serving) -> list[InstanceView]:
+    """Return the engines of declared services: those of this manager itself are shown to nobody."""
+    return [view for view in serving.machine.view() if view.instance.service not in serving.own]
 
 
 def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYSTEM_CLOCK) -> FastAPI:
@@ -76,19 +86,24 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             Background() as background,
         ):
             factory = EngineFactory(http, found.memory, folders, settings.engine_key)
-            serving = Serving(machine, factory.backend, found.memory, clock)
+            own = {KERNELS: own_entry(device_gb)} if device_gb else {}
+            serving = Serving(machine, with_own(factory.backend), found.memory, clock, own=own)
+            for entry in own.values():
+                serving.handle(ServiceSet(own_spec(entry)))
             background.start(serving.failed(), name="engines")
-            executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes)
+            artifacts = StoredArtifacts(node.redis)
+            kernels = KernelRuns(found.devices, artifacts, settings.cuda_library, settings.output_bytes)
+            executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes, kernels)
 
             def report() -> ServicesChanged:
-                return services_of(node.identity, serving.declared, machine.view(), device_gb)
+                return services_of(node.identity, serving.used, machine.view(), device_gb)
 
             agent = NodeAgent(
                 node,
                 executor,
                 clock=clock,
                 report=observe(node.outbox.put),
-                cold_start_s=lambda: cold_start_s(machine.view()),
+                cold_start_s=lambda: cold_start_s(declared_views(serving)),
                 services=report,
             )
             limits = NodeLimits(settings.allow_commands, device_gb)
@@ -96,7 +111,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             pages = PagePublisher(
                 node.redis,
                 lambda: declared.completed(
-                    page_of(node.identity, serving.declared, machine.view(), found.devices, clock)
+                    page_of(node.identity, serving.declared, declared_views(serving), found.devices, clock)
                 ),
                 settings.heartbeat_s,
             )

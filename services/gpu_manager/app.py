@@ -16,7 +16,7 @@ from services.gpu_manager.declaring import DeclaredServices
 from services.gpu_manager.devices import GIB, find_devices
 from services.gpu_manager.engine_factory import EngineFactory
 from services.gpu_manager.executor import GpuExecutor
-from services.gpu_manager.kernel_runs import KernelRuns
+from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kinds import KERNELS
 from services.gpu_manager.metrics import observe
 from services.gpu_manager.own_chunk import own_entry, own_spec, with_own
@@ -29,6 +29,7 @@ from services.gpu_manager.settings import GpuManagerSettings
 from services.gpu_manager.specs import check_devices
 from shared.bus.connection import with_retries
 from shared.messages.outcomes import ServicesChanged
+from shared.model_services.entries import ServiceEntry
 from shared.node.agent import NodeAgent
 from shared.node.artifacts import StoredArtifacts
 from shared.node.connection import START_S, open_node
@@ -56,9 +57,14 @@ def _any_address(_: str) -> str:
     return ""
 
 
-def declared_views(serving: Serving) -> list[InstanceView]:
-    """Return the engines of declared services: those of this manager itself are shown to nobody."""
-    return [view for view in serving.machine.view() if view.instance.service not in serving.own]
+def declared_entries(serving: Serving) -> dict[str, ServiceEntry]:
+    """Return the services of the file and of REST. That of kernels is shown to nobody."""
+    return {name: entry for name, entry in serving.declared.items() if name != KERNELS}
+
+
+def declared_views(machine: NodeServing) -> list[InstanceView]:
+    """Return the engines of those services."""
+    return [view for view in machine.view() if view.instance.service != KERNELS]
 
 
 def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYSTEM_CLOCK) -> FastAPI:
@@ -87,31 +93,31 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
         ):
             factory = EngineFactory(http, found.memory, folders, settings.engine_key)
             own = {KERNELS: own_entry(device_gb)} if device_gb else {}
-            serving = Serving(machine, with_own(factory.backend), found.memory, clock, own=own)
+            serving = Serving(machine, with_own(factory.backend), found.memory, clock, dict(own))
             for entry in own.values():
                 serving.handle(ServiceSet(own_spec(entry)))
             background.start(serving.failed(), name="engines")
             artifacts = StoredArtifacts(node.redis)
-            kernels = KernelRuns(found.devices, artifacts, settings.cuda_library, settings.output_bytes)
+            kernels = KernelActions(found.devices, artifacts, settings.cuda_library, settings.output_bytes)
             executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes, kernels)
 
             def report() -> ServicesChanged:
-                return services_of(node.identity, serving.used, machine.view(), device_gb)
+                return services_of(node.identity, serving.declared, machine.view(), device_gb)
 
             agent = NodeAgent(
                 node,
                 executor,
                 clock=clock,
                 report=observe(node.outbox.put),
-                cold_start_s=lambda: cold_start_s(declared_views(serving)),
+                cold_start_s=lambda: cold_start_s(declared_views(machine)),
                 services=report,
             )
             limits = NodeLimits(settings.allow_commands, device_gb)
-            declared = DeclaredServices(node.redis, serving, entries, limits)
+            declared = DeclaredServices(node.redis, serving, entries, limits, frozenset(own))
             pages = PagePublisher(
                 node.redis,
                 lambda: declared.completed(
-                    page_of(node.identity, serving.declared, declared_views(serving), found.devices, clock)
+                    page_of(node.identity, declared_entries(serving), declared_views(machine), found.devices, clock)
                 ),
                 settings.heartbeat_s,
             )
@@ -130,7 +136,10 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                 async with agent.running(heartbeat_s=settings.heartbeat_s):
                     app.state.agent = agent
                     _log.info(
-                        "node_started", node=node.identity.node, gpus=found.reason, services=sorted(serving.declared)
+                        "node_started",
+                        node=node.identity.node,
+                        gpus=found.reason,
+                        services=sorted(declared_entries(serving)),
                     )
                     yield GpuManagerState(agent=agent)
             finally:

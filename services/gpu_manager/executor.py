@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from services.gpu_manager.backends.protocol import EngineError
 from services.gpu_manager.engine_calls import EngineAttempt, EngineBusy
-from services.gpu_manager.kernel_runs import KernelRuns
+from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kinds import CUDA, GPUS, KINDS
 from services.gpu_manager.metrics import RUNNING, WAIT_SECONDS
 from services.gpu_manager.model_calls import perform
@@ -47,7 +47,7 @@ class GpuExecutor:
     clock: Clock
     gpus: int
     output_bytes: int
-    kernels: KernelRuns
+    kernels: KernelActions
     resources: dict[str, ResourceUsage] = field(init=False)
     _users: dict[Chunk, int] = field(default_factory=dict)
     """Chunk -> actions that use it. The first of them counts its GPUs."""

@@ -61,8 +61,6 @@ class Serving:
     memory: DeviceMemory
     clock: Clock
     entries: dict[str, ServiceEntry] = field(default_factory=dict)
-    own: dict[str, ServiceEntry] = field(default_factory=dict)
-    """Services of this manager itself. Nobody declares them."""
     changed: Callable[[], None] = lambda: None
     """Called when the residency of an engine has changed."""
     _backends: dict[InstanceId, Backend] = field(default_factory=dict)
@@ -78,9 +76,6 @@ class Serving:
     """The node stops: nothing is decided any more."""
     _failed: asyncio.Event = field(default_factory=asyncio.Event)
     _error: BaseException | None = None
-
-    def __post_init__(self) -> None:
-        self.entries |= self.own
 
     # ---- services ----------------------------------------------------------------------------------------------
 
@@ -98,14 +93,9 @@ class Serving:
         self.changed()
 
     @property
-    def used(self) -> dict[str, ServiceEntry]:
+    def declared(self) -> dict[str, ServiceEntry]:
         """Services that actions may use."""
         return {name: entry for name, entry in self.entries.items() if name not in self._removed}
-
-    @property
-    def declared(self) -> dict[str, ServiceEntry]:
-        """Services that actions may use and name."""
-        return {name: entry for name, entry in self.used.items() if name not in self.own}
 
     def expect(self, instance: InstanceId) -> None:
         """Find the residency of an engine that runs already, before any holder is admitted on its GPUs."""
@@ -143,7 +133,7 @@ class Serving:
         Raises:
             NotServed: it is not available in time.
         """
-        loop, entry = asyncio.get_running_loop(), self.used.get(instance.service)
+        loop, entry = asyncio.get_running_loop(), self.declared.get(instance.service)
         if entry is None or entry.first_gpu_of(instance.chunk.size) not in (None, instance.chunk.first):
             raise NotServed(f"this node has no engine of {instance} any more", 0.0)
         holding = self._holders[holder] = EngineUse(loop.create_future(), loop.create_future())

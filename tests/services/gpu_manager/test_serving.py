@@ -23,7 +23,7 @@ from services.gpu_manager.backends.protocol import (
 )
 from services.gpu_manager.devices import GIB, DescribedMemory, GpuDevice
 from services.gpu_manager.executor import GpuExecutor
-from services.gpu_manager.kernel_runs import KernelRuns
+from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kinds import GPUS
 from services.gpu_manager.service_entries import WrongEntries
 from services.gpu_manager.serving import NotServed, Serving
@@ -260,7 +260,7 @@ async def run(executor: GpuExecutor, one: Granted) -> AttemptResult:
 @asynccontextmanager
 async def executing(node: Node) -> AsyncIterator[GpuExecutor]:
     async with open_streams(connect_s=2.0) as http, asyncio.timeout(20):
-        kernels = KernelRuns(node.memory.devices, NoArtifacts(), "libcuda.so.1", 4 << 20)
+        kernels = KernelActions(node.memory.devices, NoArtifacts(), "libcuda.so.1", 4 << 20)
         yield GpuExecutor(node.serving, http, SYSTEM_CLOCK, 1, 4 << 20, kernels)
         await node.serving.stop(5.0)
 

@@ -23,7 +23,7 @@ _params: Final = msgspec.json.Decoder(CudaKernel)
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRuns:
+class KernelActions:
     """Kernels on the GPUs of this node."""
 
     devices: Sequence[GpuDevice]

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gpu_manager import kernel_runs
+from services.gpu_manager import kernel_actions
 from services.gpu_manager.devices import GpuDevice
 from services.gpu_manager.executor import GpuExecutor
-from services.gpu_manager.kernel_runs import KernelRuns
+from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kernels.attempt import GpuAccess
 from services.gpu_manager.kinds import CUDA, GPUS, KERNELS
 from services.gpu_manager.own_chunk import own_entry, own_spec, with_own
@@ -57,11 +57,9 @@ async def executing(
     """A GPU that holds the service `a` or `b`, or runs a kernel."""
     node, entry = Node(), own_entry([24.0])
     former, own = node.serving, {KERNELS: entry}
-    node.serving = Serving(
-        node.machine, with_own(former.backend), node.memory, SYSTEM_CLOCK, dict(former.entries), own=own
-    )
+    node.serving = Serving(node.machine, with_own(former.backend), node.memory, SYSTEM_CLOCK, former.entries | own)
     node.serving.handle(ServiceSet(own_spec(entry)))
-    runs = KernelRuns((device,), artifacts or Stored(), "libc.so.6", 4 << 20)
+    runs = KernelActions((device,), artifacts or Stored(), "libc.so.6", 4 << 20)
     async with open_streams(connect_s=2.0) as http, asyncio.timeout(20):
         yield node, GpuExecutor(node.serving, http, SYSTEM_CLOCK, 1, 4 << 20, runs)
         await node.serving.stop(5.0)
@@ -79,8 +77,8 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bytes]]:
     def access(library: str, minor: int | None, uuid: str) -> GpuAccess:
         return GpuAccess((f"/dev/nvidia{minor}",), (), library, {"CUDA_VISIBLE_DEVICES": uuid})
 
-    monkeypatch.setattr(kernel_runs, "judged", fake)
-    monkeypatch.setattr(kernel_runs, "access_of", access)
+    monkeypatch.setattr(kernel_actions, "judged", fake)
+    monkeypatch.setattr(kernel_actions, "access_of", access)
     return calls
 
 
@@ -95,7 +93,6 @@ async def test_a_kernel_evicts_what_is_on_the_gpu_and_leaves_it(judged: list[tup
         assert judged[0][1] == b"module"
         async with node.using("h2", "a"):
             assert node.state("a") == "running"
-        assert set(node.serving.declared) == {"a", "b"}, "nobody declares the kernels' own service"
 
 
 async def test_two_kernels_do_not_run_at_once(monkeypatch: pytest.MonkeyPatch, judged: list[tuple[Any, bytes]]) -> None:
@@ -110,7 +107,7 @@ async def test_two_kernels_do_not_run_at_once(monkeypatch: pytest.MonkeyPatch, j
         running -= 1
         return AttemptResult("ok", True, 1.0)
 
-    monkeypatch.setattr(kernel_runs, "judged", fake)
+    monkeypatch.setattr(kernel_actions, "judged", fake)
     async with executing() as (_, executor):
         results = await asyncio.gather(*(run(executor, kernel(number)) for number in range(3)))
         assert [result.status for result in results] == ["ok"] * 3

@@ -29,6 +29,7 @@ from services.cpu_manager.topology import topology
 from shared.bus.connection import with_retries
 from shared.bus.identity import mesh_identity
 from shared.node.agent import NodeAgent
+from shared.node.artifacts import StoredArtifacts
 from shared.node.connection import START_S, NodeConnection, open_node
 from shared.node.resource_usage import ResourceUsage
 from shared.runtime import log
@@ -123,7 +124,14 @@ async def _assemble(
     executor = CpuExecutor(
         resources,
         cores,
-        Grading(graders.graders, graders.sandbox, settings.output_bytes, settings.guard_s),
+        Grading(
+            graders.graders,
+            graders.sandbox,
+            settings.output_bytes,
+            settings.guard_s,
+            StoredArtifacts(connection.redis),
+            settings.artifact_bytes,
+        ),
         registry,
         ChainMap(detected.labels, graders.labels),
     )

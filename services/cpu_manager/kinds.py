@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from shared.kinds.spec import KindSpec, Params, Requirement, RuntimeSpec
+from shared.kinds.cuda import CudaCompile
+from shared.kinds.spec import ArtifactUse, KindSpec, Params, Requirement, RuntimeSpec
 from shared.messages.environments import Encoding, Path, Session, Variable
 from shared.policy.resources.resource import ResourceSpec, Specs, least_load
 
@@ -20,6 +21,8 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 MOST_FILES = 4096
 MOST_FETCHED = 1024
 MOST_GOLDS = 1024
+FileName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+"""Relative path inside of the working directory."""
 MOST_PATTERN = 4096
 """Characters of a regular expression."""
 Megabytes = Annotated[int, msgspec.Meta(ge=16, le=65536)]
@@ -50,6 +53,11 @@ class CodeRun(Params, frozen=True, kw_only=True):
     run_timeout_s: Seconds = 10.0
     memory_mb: Megabytes | None = None
     """None: the node's default (1024)."""
+    artifact: FileName | None = None
+    """File of the working directory that the program leaves for later stages of its action. With it, the action passes
+    if the program succeeds and the file is there; otherwise later stages are not executed."""
+    artifact_as: FileName | None = None
+    """File of the working directory that holds the artifact of an earlier stage."""
 
 
 class CodeAsserts(Params, frozen=True, kw_only=True):
@@ -224,11 +232,25 @@ def _waiting(name: str, params: type[Params]) -> KindSpec:
 
 
 def _program(
-    name: str, params: type[Params], requirement: Requirement = _SANDBOX, free_form: tuple[str, ...] = ()
+    name: str,
+    params: type[Params],
+    requirement: Requirement = _SANDBOX,
+    free_form: tuple[str, ...] = (),
+    makes: ArtifactUse | None = None,
+    takes: ArtifactUse | None = None,
 ) -> KindSpec:
     """Return a kind that runs a program in a sandbox. A program leaves nothing there, so it is repeatable."""
-    units = {CORES: 1}
-    return KindSpec(name, params, EXECUTOR, units, (CORES, SLOTS), requirement=requirement, free_form=free_form)
+    return KindSpec(
+        name,
+        params,
+        EXECUTOR,
+        {CORES: 1},
+        (CORES, SLOTS),
+        requirement=requirement,
+        free_form=free_form,
+        makes_artifact=makes,
+        takes_artifact=takes,
+    )
 
 
 def _acting(name: str, params: type[Params]) -> KindSpec:
@@ -240,12 +262,13 @@ def _acting(name: str, params: type[Params]) -> KindSpec:
 KINDS: Final = (
     _waiting("noop", Noop),
     _waiting("sleep", Sleep),
-    _program("code.run", CodeRun),
+    _program("code.run", CodeRun, makes=ArtifactUse("artifact"), takes=ArtifactUse("artifact_as")),
     _program("code.asserts", CodeAsserts),
     _program("code.stdio", CodeStdio),
     _program("math.verify", MathVerify),
     _program("answer.match", AnswerMatch, Requirement(CORES, _SANDBOX.why, "extract")),
     _program("python.function", PythonFunction, free_form=("ground_truth", "extra_info")),
+    _program("cuda.compile", CudaCompile, makes=ArtifactUse()),
     _acting("env.exec", EnvExec),
     _acting("env.bash", EnvBash),
     _acting("env.read", EnvRead),

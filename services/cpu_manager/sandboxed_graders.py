@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.cpu_manager.graders.cuda_compile import find_compiler
 from services.cpu_manager.graders.protocol import Grader
 from services.cpu_manager.graders.registry import build_graders
 from services.cpu_manager.kinds import CORES, PLAIN
@@ -81,8 +82,13 @@ async def open_graders(settings: CpuManagerSettings, cores: frozenset[int]) -> A
         known = await asyncio.to_thread(languages.languages, sandbox.toolchain)
         labels = {"sandbox": str(sandbox.ladder.chosen), "user": sandbox.ladder.user}
         labels |= {f"language.{name}": info.version for name, info in known.items()}
+        cuda = find_compiler(settings.nvcc, settings.cuda_arch)
+        if version := await asyncio.to_thread(lambda: cuda.version):
+            labels["cuda"] = version
         await _warm(sandbox, cores)
-        yield SandboxedGraders(sandbox, build_graders(known), labels, sandbox.cold_start, sandbox.child_processes)
+        yield SandboxedGraders(
+            sandbox, build_graders(known, cuda=cuda), labels, sandbox.cold_start, sandbox.child_processes
+        )
     finally:
         await sandbox.close()
 

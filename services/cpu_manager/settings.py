@@ -56,6 +56,14 @@ class CpuManagerSettings(ServiceSettings):
     model_idle_s: float = Field(0.1, ge=0)
     """Seconds for which an environment that waits for its model is idle before its action is parked: its cores compute
     for others until the answer is there. 0: actions keep their cores."""
+    nvcc: str = ""
+    """Path of NVIDIA's CUDA compiler, for `cuda.compile`. Empty: nvcc on PATH, else /usr/local/cuda/bin/nvcc. One that
+    is outside of /usr must be below a path of `visible_paths`."""
+    cuda_arch: str = Field("sm_90", pattern=r"^(sm|compute)_[0-9]{2,3}[af]?$")
+    """Target of `cuda.compile` where an action names none: `sm_90` for H100 and H200, `sm_100` for B200. `compute_90`
+    makes PTX, which the driver of the GPU compiles."""
+    artifact_bytes: int = Field(4 << 20, gt=0, le=64 << 20)
+    """Largest artifact that a stage leaves for later stages. It is kept in Valkey until its action is answered."""
     output_bytes: int = Field(1 << 20, gt=0)
     """Largest JSON of one result; beyond it, texts are cut and flagged."""
     guard_s: float = Field(10.0, gt=0)

@@ -16,8 +16,10 @@ from services.gpu_manager.declaring import DeclaredServices
 from services.gpu_manager.devices import GIB, find_devices
 from services.gpu_manager.engine_factory import EngineFactory
 from services.gpu_manager.executor import GpuExecutor
-from services.gpu_manager.kinds import GPUS
+from services.gpu_manager.kernel_actions import KernelActions
+from services.gpu_manager.kinds import GPUS, KERNELS
 from services.gpu_manager.metrics import observe
+from services.gpu_manager.own_chunk import own_entry, own_spec, with_own
 from services.gpu_manager.ownership import Hooks, OwnedGpus, check_no_release, hooks_of
 from services.gpu_manager.ownership_records import OwnershipRecords
 from services.gpu_manager.pages import PagePublisher
@@ -32,11 +34,14 @@ from shared.bus.connection import connect, with_retries
 from shared.bus.tail import Tail
 from shared.messages.outcomes import ServicesChanged
 from shared.messages.targets import RESIDENCIES
+from shared.model_services.entries import ServiceEntry
 from shared.node.agent import NodeAgent
+from shared.node.artifacts import StoredArtifacts
 from shared.node.connection import START_S, open_node
 from shared.policy.serving.config import ServingConfig
-from shared.policy.serving.model import NodeMemory
+from shared.policy.serving.model import NodeMemory, ServiceSet
 from shared.policy.serving.node_serving import NodeServing
+from shared.policy.serving.node_view import InstanceView
 from shared.policy.serving.ownership import GpuOwnership
 from shared.runtime import log
 from shared.runtime.app import build_app
@@ -86,6 +91,16 @@ def _owned_gpus(
     return OwnedGpus(machine, records, serving, usage, hooks, http, settings.node, serving.clock)
 
 
+def declared_entries(serving: Serving) -> dict[str, ServiceEntry]:
+    """Return the services of the file and of REST. That of kernels is shown to nobody."""
+    return {name: entry for name, entry in serving.declared.items() if name != KERNELS}
+
+
+def declared_views(machine: NodeServing) -> list[InstanceView]:
+    """Return the engines of those services."""
+    return [view for view in machine.view() if view.instance.service != KERNELS]
+
+
 def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYSTEM_CLOCK) -> FastAPI:
     """The GPU manager's ASGI app. `uvicorn --factory services.gpu_manager.app:create_app`.
 
@@ -114,9 +129,14 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             Background() as background,
         ):
             factory = EngineFactory(http, found.memory, folders, settings.engine_key)
-            serving = Serving(machine, factory.backend, found.memory, clock)
+            own = {KERNELS: own_entry(device_gb)} if device_gb else {}
+            serving = Serving(machine, with_own(factory.backend), found.memory, clock, dict(own))
+            for entry in own.values():
+                serving.handle(ServiceSet(own_spec(entry)))
             background.start(serving.failed(), name="engines")
-            executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes)
+            artifacts = StoredArtifacts(node.redis)
+            kernels = KernelActions(found.devices, artifacts, settings.cuda_library, settings.output_bytes)
+            executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes, kernels)
             owned = _owned_gpus(settings, hooks, OwnershipRecords(folders.root), serving, executor, http)
 
             def report() -> ServicesChanged:
@@ -131,19 +151,19 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                 executor,
                 clock=clock,
                 report=observe(node.outbox.put),
-                cold_start_s=lambda: cold_start_s(machine.view(), acquire_s()),
+                cold_start_s=lambda: cold_start_s(declared_views(machine), acquire_s()),
                 service_capacity=lambda: service_capacity(serving.declared, machine.view(), acquire_s()),
                 services=report,
             )
             limits = NodeLimits(settings.allow_commands, device_gb)
-            declared = DeclaredServices(node.redis, serving, entries, limits)
+            declared = DeclaredServices(node.redis, serving, entries, limits, frozenset(own))
             pages = PagePublisher(
                 node.redis,
                 lambda: declared.completed(
                     page_of(
                         node.identity,
-                        serving.declared,
-                        machine.view(),
+                        declared_entries(serving),
+                        declared_views(machine),
                         found.devices,
                         clock,
                         _always_held if owned is None else owned.state_of,
@@ -182,7 +202,10 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                 async with agent.running(heartbeat_s=settings.heartbeat_s):
                     app.state.agent = agent
                     _log.info(
-                        "node_started", node=node.identity.node, gpus=found.reason, services=sorted(serving.declared)
+                        "node_started",
+                        node=node.identity.node,
+                        gpus=found.reason,
+                        services=sorted(declared_entries(serving)),
                     )
                     yield GpuManagerState(agent=agent)
             finally:

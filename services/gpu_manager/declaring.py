@@ -1,7 +1,7 @@
 """Services that REST declares, on this node: read at each heartbeat, and applied to its engines.
 
-Law: after each `refresh` the engines' services are exactly `used_entries` of the file and of what was read. So a
-restart of the manager, the proxy or the leader changes nothing.
+Law: after each `refresh` the engines' services are exactly `used_entries` of the file and of what was read, and
+those of the manager itself. So a restart of the manager, the proxy or the leader changes nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class DeclaredServices:
     serving: Serving
     file: Mapping[str, ServiceEntry]
     limits: NodeLimits
+    own: frozenset[str] = frozenset()
+    """Services of the manager itself, which nobody declares."""
     change: int = -1
     """Number of the last change that was applied; -1: nothing was read."""
     problems: dict[str, str] = field(default_factory=dict)
@@ -59,7 +61,8 @@ class DeclaredServices:
                 _log.warning("declarations_not_read", error=str(error))
 
     def _apply(self) -> None:
-        before, (entries, problems) = self.serving.declared, used_entries(self.file, self._declared, self.limits)
+        before = {name: entry for name, entry in self.serving.declared.items() if name not in self.own}
+        entries, problems = used_entries(self.file, self._declared, self.limits)
         news = problems != self.problems
         self.problems = problems
         for name in before.keys() - entries.keys():

@@ -37,6 +37,9 @@ class GpuDevice:
     name: str
     measured: bool
     """NVML measures its memory. False: it is described, and its memory is that of the processes assigned to it."""
+    minor: int | None = None
+    """Number of its device file; None: unknown, or none."""
+    uuid: str = ""
 
 
 class WrongDevices(WrongSetting):
@@ -159,9 +162,12 @@ class NvmlMemory:
             raise
 
     def _device(self, number: int) -> GpuDevice:
-        name = self._nvml.nvmlDeviceGetName(self._handles[number])
-        total = self._nvml.nvmlDeviceGetMemoryInfo(self._handles[number]).total
-        return GpuDevice(number, total / GIB, name.decode() if isinstance(name, bytes) else str(name), True)
+        handle, minor, uuid = self._handles[number], None, ""
+        name = self._nvml.nvmlDeviceGetName(handle)
+        total = self._nvml.nvmlDeviceGetMemoryInfo(handle).total
+        with suppress(Exception):
+            minor, uuid = int(self._nvml.nvmlDeviceGetMinorNumber(handle)), _text(self._nvml.nvmlDeviceGetUUID(handle))
+        return GpuDevice(number, total / GIB, _text(name), True, minor, uuid)
 
     def used_bytes(self, number: int) -> int | None:
         """Return the bytes in use on a GPU, the driver's included."""
@@ -192,6 +198,10 @@ class NvmlMemory:
         """Close NVML."""
         with suppress(Exception):
             self._nvml.nvmlShutdown()
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Executor of actions of model services: each grant names its chunk, where the service becomes resident first."""
+"""Executor of actions on GPUs: each grant names its chunk, where the model service becomes resident first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import msgspec
 
 from services.gpu_manager.backends.protocol import EngineError
 from services.gpu_manager.engine_calls import EngineAttempt, EngineBusy
-from services.gpu_manager.kinds import GPUS, KINDS
+from services.gpu_manager.kernel_actions import KernelActions
+from services.gpu_manager.kinds import CUDA, GPUS, KINDS
 from services.gpu_manager.metrics import RUNNING, WAIT_SECONDS
 from services.gpu_manager.model_calls import perform
 from services.gpu_manager.serving import EngineUse, NotServed, Serving
@@ -66,6 +67,7 @@ class GpuExecutor:
     clock: Clock
     gpus: int
     output_bytes: int
+    kernels: KernelActions
     resources: dict[str, ResourceUsage] = field(init=False)
     _users: dict[Chunk, int] = field(default_factory=dict)
     """Chunk -> actions that use it. The first of them counts its GPUs."""
@@ -74,7 +76,7 @@ class GpuExecutor:
         self.resources = {GPUS: ResourceUsage(self.gpus)}
 
     def offer(self) -> Offer:
-        """Return the kinds of model services."""
+        """Return the kinds of model services, and of CUDA kernels."""
         return Offer(sorted(_NAMES))
 
     def start(self, grant: Granted) -> asyncio.Task[AttemptResult]:
@@ -107,6 +109,8 @@ class GpuExecutor:
             return refused(f"this node does not execute {grant.work}")
         if chunk is None:
             return lost(f"the grant names no chunk of GPUs: {grant.numbers}")
+        if grant.work == CUDA and (reason := self.kernels.refusal(chunk)):
+            return refused(reason)
         instance, wait = InstanceId(grant.service, chunk), _Wait(self.clock, self.clock.monotonic())
         try:
             result = await self._served(grant, instance, wait)
@@ -137,11 +141,9 @@ class GpuExecutor:
             return postponed(error.reason, min(error.retry_in_s, BUSY_RETRY_S))
 
     async def _called(self, grant: Granted, instance: InstanceId, holding: EngineUse, ends_s: Seconds) -> AttemptResult:
-        """Make the calls of an action, unless its engine is taken away. `ends_s`: its deadline."""
-        limit_s = asyncio.get_running_loop().time() + grant.timeout_s
-        call = EngineAttempt(self.serving.address(instance), self.http, limit_s, self.output_bytes)
+        """Perform an action, unless its engine is taken away. `ends_s`: its deadline."""
         holding.ends_s = min(ends_s, self.clock.monotonic() + grant.timeout_s)
-        calling = asyncio.create_task(perform(grant.work, grant.params, call), name=f"call {grant.action}")
+        calling = asyncio.create_task(self._performed(grant, instance), name=f"call {grant.action}")
         try:
             either: list[asyncio.Future[Any]] = [calling, holding.refused]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -152,6 +154,17 @@ class GpuExecutor:
             if not calling.done():
                 calling.cancel()
                 await asyncio.wait([calling])
+
+    async def _performed(self, grant: Granted, instance: InstanceId) -> AttemptResult:
+        if grant.work == CUDA:
+            return await self.kernels.run(grant, instance.chunk)
+        call = EngineAttempt(
+            self.serving.address(instance),
+            self.http,
+            asyncio.get_running_loop().time() + grant.timeout_s,
+            self.output_bytes,
+        )
+        return await perform(grant.work, grant.params, call)
 
     def _result(self, calling: asyncio.Task[AttemptResult], holding: EngineUse) -> AttemptResult:
         try:

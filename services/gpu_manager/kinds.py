@@ -1,8 +1,9 @@
-"""Action kinds that the GPU manager executes on model services, with their parameters. Declarations only.
+"""Action kinds that the GPU manager executes, with their parameters. Declarations only.
 
 Every process may import this module (`shared.kinds.registry`), so it imports nothing of its service.
 
-Each action names a model service of the operator. Where its engine is, and how it is started, is no parameter.
+An action of a model names a model service of the operator. Where its engine is, and how it is started, is no parameter.
+A CUDA kernel uses a chunk of one GPU alone, as if it were a model service that needs all memory of the GPU.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from shared.kinds.cuda import CudaKernel, CudaProgram
 from shared.kinds.formulation import Name
 from shared.kinds.places import PLACE, filled_size
 from shared.kinds.plain import check_plain
 from shared.kinds.scoring import compiled
-from shared.kinds.spec import KindSpec, Params, Requirement
+from shared.kinds.spec import ArtifactUse, KindSpec, Params, Preparation, Requirement
 from shared.messages.environments import Variable
 from shared.policy.model.chunks import SIZES
 from shared.policy.resources import chunks
@@ -210,6 +212,9 @@ JUDGE: Final = "model.judge"
 SCORE: Final = "model.score"
 LOGPROB: Final = "model.logprob"
 EMBED: Final = "model.embed"
+CUDA: Final = "cuda.kernel"
+KERNELS: Final = "cuda:kernel"
+"""Model service of the leader's ledger that CUDA kernels use. No declared service can have this name."""
 
 
 def places_in(template: list[ChatMessage]) -> list[str]:
@@ -249,5 +254,17 @@ KINDS: Final = (
     _calling(SCORE, ModelScore),
     _calling(LOGPROB, ModelLogprob),
     _calling(EMBED, ModelEmbed),
+    KindSpec(
+        CUDA,
+        CudaKernel,
+        EXECUTOR,
+        {GPUS: 1},
+        (GPUS,),
+        requirement=Requirement(GPUS, "runs alone on a GPU, and needs one"),
+        sizes=(1,),
+        uses_service=KERNELS,
+        takes_artifact=ArtifactUse(),
+        prepared_by=Preparation("cuda.compile", "compile", CudaProgram),
+    ),
 )
 """Kinds that this service executes."""

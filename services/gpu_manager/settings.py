@@ -49,6 +49,8 @@ class GpuManagerSettings(ServiceSettings):
     """Seconds for which an engine may answer none of its actions. Then its state is read beside them."""
     heartbeat_s: float = Field(2.0, gt=0)
     """Seconds between heartbeats. By default the leader considers a node lost after five missed ones."""
+    cuda_library: str = "libcuda.so.1"
+    """CUDA's driver, for `cuda.kernel`: a name that the loader finds, or a path."""
     output_bytes: int = Field(4 << 20, gt=0)
     """Largest JSON of one result. A longer completion is cut and flagged; longer lists of numbers have failed."""
     on_release: str = Field("", repr=False)

@@ -27,6 +27,7 @@ SOURCES = (
     "journal.lua",
     "batches.lua",
     "answers.lua",
+    "artifacts.lua",
     "grants.lua",
     "quotas.lua",
     "held_leases.lua",

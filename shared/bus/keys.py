@@ -36,7 +36,8 @@ def action(name: str) -> str:
     digest: of the request's content; entry: its journal entry; batch, or empty; trajectory.
     Unanswered: grant: `attempt:node` of its last grant; stage: its index; carried: earlier measurements, JSON;
     parking: grant, time (ms) and reason of the newest request to park it; resume: journal entry of a later request to
-    resume it, or `sent` after the message that fulfils it.
+    resume it, or `sent` after the message that fulfils it; artifacts: stages that have left one, with spaces between;
+    `artifact:<stage>`: its bytes.
     Of a lease (`held_leases`), from its grant: fence; ttl_ms, granted_ms, expires_ms; ended: released, expired or
     revoked.
     Answered: answer: JSON (outside a batch); result: id of its answer in the batch's stream; or archived: 1, the answer

@@ -151,11 +151,12 @@ class SingleAction(Protocol):
     def timeout_s(self) -> float: ...
 
 
-def single_stage(spec: KindSpec, request: SingleAction, node_class: str) -> StageWork:
-    """Return the only stage of an action.
+def single_stage(spec: KindSpec, request: SingleAction, node_class: str, *, prepared: bool = False) -> StageWork:
+    """Return the only stage of an action; its last one if it is prepared by another, which makes its artifact.
 
     Raises:
-        BadRequest: its parameters or its units are invalid, or its units do not suffice.
+        BadRequest: its parameters or its units are invalid, its units do not suffice, or it takes an artifact that no
+            stage makes.
     """
     params = decoded(spec.decoder, request.params, f"params of {spec.name}")
     if spec.free_form:
@@ -172,6 +173,10 @@ def single_stage(spec: KindSpec, request: SingleAction, node_class: str) -> Stag
     try:
         form = StageForm.of(spec, request.units, request.elasticity, node_class)
         form.check_units(params)
+        if spec.takes(params) and not prepared:
+            raise ValueError(
+                f"{spec.name} takes an artifact, and no stage is before it; declare a task with both stages"
+            )
         quotas = amounts_of(request.quotas) if request.quotas else NO_QUOTAS
     except ValueError as error:
         raise BadRequest(what=str(error)) from error

@@ -19,10 +19,12 @@ ActionKind = Literal[
     "math.verify",
     "answer.match",
     "python.function",
+    "cuda.compile",
     "model.judge",
     "model.score",
     "model.logprob",
     "model.embed",
+    "cuda.kernel",
     "http",
     "search.retrieve",
 ]

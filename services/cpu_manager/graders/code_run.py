@@ -27,7 +27,7 @@ KILLED: Final = -9
 
 
 class CodeRunGrader:
-    """Runs a program once. It does not judge: `passed` stays None."""
+    """Runs a program once. It does not judge: `passed` stays None, unless the program is to leave an artifact."""
 
     kind = "code.run"
     params = CodeRun
@@ -42,7 +42,11 @@ class CodeRunGrader:
         Raises:
             ValueError: a file's content is not base64, or its path leaves the working directory.
         """
-        program = Program(language=params.language, source=params.code, files=decoded_files(params.files))
+        files = decoded_files(params.files)
+        _check_names(params)
+        if params.artifact_as is not None:
+            files[params.artifact_as] = await context.artifact()
+        program = Program(language=params.language, source=params.code, files=files)
         try:
             compiled, fresh = await self._builder.compile(program, context, params.compile_timeout_s, params.memory_mb)
         except LanguageMissingError as missing:
@@ -50,15 +54,39 @@ class CodeRunGrader:
         if compiled is not None and compiled.end.ended_by in LOST:
             return lost(compiled.end)
         if compiled is not None and not compiled.succeeded:
-            return _verdict(compiled, None, spent=[compiled.end] if fresh else [])
+            failed = _verdict(compiled, None, spent=[compiled.end] if fresh else [])
+            return failed if params.artifact is None else _with_artifact(failed, None)
         left_s = context.timeout_s - (compiled.end.wall_s if compiled is not None and fresh else 0.0)
         limits = limits_of(max(0.1, min(params.run_timeout_s, left_s)), len(context.cores), params.memory_mb)
         stdin = (params.stdin or "").encode("utf-8", "surrogatepass")
-        job = self._builder.run_job(program, compiled, stdin, tuple(params.fetch_files), limits)
+        fetch = tuple(params.fetch_files) + (() if params.artifact is None else (params.artifact,))
+        job = self._builder.run_job(program, compiled, stdin, tuple(dict.fromkeys(fetch)), limits)
         end = await context.sandbox.run(job, context.cores)
         if end.ended_by in LOST:
             return lost(end)
-        return _verdict(compiled, end, spent=[compiled.end, end] if compiled is not None and fresh else [end])
+        left = end.files.get(params.artifact) if params.artifact is not None else None
+        if params.artifact is not None and params.artifact not in params.fetch_files:
+            others = {path: data for path, data in end.files.items() if path != params.artifact}
+            end = msgspec.structs.replace(end, files=others)
+        verdict = _verdict(compiled, end, spent=[compiled.end, end] if compiled is not None and fresh else [end])
+        return verdict if params.artifact is None else _with_artifact(verdict, left)
+
+
+def _check_names(params: CodeRun) -> None:
+    for name in (params.artifact, params.artifact_as):
+        if name is not None and not names_a_file(name):
+            raise ValueError(f"artifact {name[:100]!r}: use a relative path inside the working directory")
+
+
+def _with_artifact(verdict: Verdict, left: bytes | None) -> Verdict:
+    """Return the verdict of a program that was to leave an artifact: it passes if it has."""
+    if verdict.status != "ok":
+        return verdict
+    if verdict.output["status"] != "Success":
+        return msgspec.structs.replace(verdict, passed=False)
+    if left is None:
+        return msgspec.structs.replace(verdict, passed=False, reason="The program has left no artifact.")
+    return msgspec.structs.replace(verdict, passed=True, artifact=left)
 
 
 def decoded_files(files: Mapping[str, str | None]) -> dict[str, bytes]:

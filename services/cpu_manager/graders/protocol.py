@@ -6,6 +6,7 @@ granted before it is called, and it is called again from the start if an attempt
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -36,6 +37,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
     evidence: Evidence = ""
+    artifact: bytes | None = None
+    """Bytes for later stages of the action. Only of a verdict that has passed."""
+
+
+async def _no_artifact() -> bytes:
+    raise ValueError("no earlier stage has left an artifact")
 
 
 class GradingContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +58,8 @@ class GradingContext(msgspec.Struct, frozen=True, kw_only=True):
     """Score of a sample that ended the process of a trainer's scoring function."""
     exception_score: float | None = None
     """Score if a trainer's scoring function raised an ordinary exception; None: the action is refused."""
+    artifact: Callable[[], Awaitable[bytes]] = _no_artifact
+    """Returns the artifact of an earlier stage. Its errors are left to the caller of the grader."""
 
 
 class Grader(Protocol, Generic[P_contra]):

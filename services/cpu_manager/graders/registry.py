@@ -11,6 +11,7 @@ from services.cpu_manager.graders.code_asserts import CodeAssertsGrader
 from services.cpu_manager.graders.code_run import CodeRunGrader
 from services.cpu_manager.graders.code_stdio import CodeStdioGrader
 from services.cpu_manager.graders.compile_cache import CompileCache
+from services.cpu_manager.graders.cuda_compile import CudaCompileGrader, CudaCompiler
 from services.cpu_manager.graders.idle import NoopGrader, SleepGrader
 from services.cpu_manager.graders.math_verify import MathVerifyGrader
 from services.cpu_manager.graders.programs import Builder
@@ -21,13 +22,17 @@ from services.cpu_manager.sandbox.languages import LanguageInfo
 
 
 def build_graders(
-    languages: Mapping[str, LanguageInfo], *, cache: CompileCache | None = None
+    languages: Mapping[str, LanguageInfo],
+    *,
+    cache: CompileCache | None = None,
+    cuda: CudaCompiler | None = None,
 ) -> Mapping[str, Grader[Any]]:
     """Return the graders of one node. They share one compile cache and work on one event loop. No IO here.
 
     Args:
         languages: the node's languages (`sandbox.languages.languages()`), by canonical name.
         cache: a cache of another size; None: a cache with the default bounds.
+        cuda: the node's CUDA compiler; None: it has none.
     """
     builder = Builder(languages, cache if cache is not None else CompileCache())
     graders: list[Grader[Any]] = [
@@ -39,6 +44,7 @@ def build_graders(
         MathVerifyGrader(),
         AnswerMatchGrader(),
         PythonFunctionGrader(),
+        CudaCompileGrader(cuda or CudaCompiler("", "", "This node has no CUDA compiler.")),
     ]
     by_kind = {grader.kind: grader for grader in graders}
     return MappingProxyType({kind: by_kind[kind] for kind in PLAIN})

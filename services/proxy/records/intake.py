@@ -13,7 +13,7 @@ from services.proxy.metrics import SUBMITTED
 from services.proxy.records.batching import Batcher
 from services.proxy.records.disk import StoreDisk, short_of_disk
 from services.proxy.records.memory import ValkeyMemory
-from services.proxy.records.workflows import plain_action
+from services.proxy.records.workflows import plain_stages
 from shared.api.requests import ActionRequest
 from shared.bus import functions
 from shared.bus.connection import with_retries
@@ -195,7 +195,7 @@ def of_action(action: str, tenant: str, request: ActionRequest) -> ActionSubmitt
         action=action,
         tenant=tenant,
         request=request.request_id or "",
-        stages=(plain_action(request),),
+        stages=plain_stages(request),
         budget_s=request.budget_s,
         priority=request.priority,
         for_trajectory=request.trajectory or "",

@@ -12,7 +12,8 @@ from shared.api.requests import ActionRequest
 from shared.api.tasks import StageTemplate, Task
 from shared.kinds.formulation import amounts_of
 from shared.kinds.registry import UnknownKind, all_kinds
-from shared.kinds.staging import StageForm, check_free_form, single_stage
+from shared.kinds.spec import KindSpec, Preparation
+from shared.kinds.staging import StageForm, StageUse, check_artifacts, check_free_form, single_stage
 from shared.messages.actions import StageWork
 from shared.messages.batches import StagePlan
 from shared.policy.model.quotas import LEARNED
@@ -21,6 +22,7 @@ from shared.runtime.validation import decoded, explain
 
 _encoder = msgspec.json.Encoder()
 _object = msgspec.json.Decoder(dict[str, Any])
+_raw_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class Workflow:
         """
         for stage in self.stages:
             stage.check_units(stage.template.params)
+        _check_artifacts(_possible(stage) for stage in self.stages)
 
     def resolve(self, params: msgspec.Raw, stage_params: dict[str, msgspec.Raw]) -> tuple[StageWork, ...]:
         """Return every stage with a request's parameters.
@@ -155,25 +158,71 @@ class Workflow:
             )
         if unknown := own.keys() - {stage.template.name for stage in self.stages}:
             raise self._without("stage", min(unknown), [stage.template.name for stage in self.stages])
-        return tuple(stage.fill(given, own.get(stage.template.name, {})) for stage in self.stages)
+        filled = tuple(stage.fill(given, own.get(stage.template.name, {})) for stage in self.stages)
+        if any(stage.form.spec.takes_artifact is not None for stage in self.stages):
+            uses = (
+                StageUse(name, stage.form.spec, stage.template.merged(given, own.get(name, {})))
+                for stage in self.stages
+                for name in (stage.template.name,)
+            )
+            _check_artifacts(uses)
+        return filled
 
     def _without(self, what: str, name: str, known: Iterable[str]) -> BadRequest:
         listed, shown = ", ".join(f"`{each}`" for each in dict.fromkeys(known)), name[:SHOWN_CHARS]
         return BadRequest(what=f"task {self.task!r} has no {what} `{shown}`; the {what}s are {listed or 'none'}")
 
 
+def _possible(stage: PreparedStage) -> StageUse:
+    """Return a stage as its template says. An artifact that a request's parameter decides is taken to be made."""
+    spec, params = stage.form.spec, stage.template.params
+    if spec.makes_artifact is not None and spec.makes_artifact.parameter:
+        params = {**params, spec.makes_artifact.parameter: params.get(spec.makes_artifact.parameter, "")}
+    return StageUse(stage.template.name, spec, params)
+
+
 def _decode_object(raw: msgspec.Raw, name: str) -> dict[str, Any]:
     return decoded(_object, raw, name)
 
 
-def plain_action(request: ActionRequest) -> StageWork:
-    """Return the one stage of an action outside any batch.
+def plain_stages(request: ActionRequest) -> tuple[StageWork, ...]:
+    """Return the stages of an action outside any batch: one, or two if another stage prepares it.
 
     Raises:
-        BadRequest: unknown kind, or its parameters are invalid, or it needs a unit that it does not have.
+        BadRequest: unknown kind, or its parameters are invalid, or it needs a unit or an artifact that it lacks.
     """
     try:
         spec = all_kinds().kind(request.kind)
     except UnknownKind as error:
         raise BadRequest(what=str(error)) from error
-    return single_stage(spec, request, request.node_class)
+    if spec.prepared_by is not None:
+        return _prepared(spec, spec.prepared_by, request)
+    return (single_stage(spec, request, request.node_class),)
+
+
+def _prepared(spec: KindSpec, preparation: Preparation, request: ActionRequest) -> tuple[StageWork, ...]:
+    """Return both stages of an action that is prepared by another. Each gets the parameters of its kind; units,
+    elasticity, duration and quotas of the request are those of its own.
+    """
+    decoded(msgspec.json.Decoder(preparation.params), request.params, f"params of {spec.name}")
+    given: dict[str, msgspec.Raw] = _raw_object.decode(request.params)
+    first = all_kinds().kind(preparation.kind)
+    early = {name: value for name, value in given.items() if name in first.fields}
+    late = {name: value for name, value in given.items() if name not in first.fields}
+    before = msgspec.structs.replace(request, params=_raw(early), units=None, elasticity={}, duration_s=None, quotas={})
+    own = msgspec.structs.replace(request, params=_raw(late))
+    return (
+        msgspec.structs.replace(single_stage(first, before, request.node_class), name=preparation.stage),
+        single_stage(spec, own, request.node_class, prepared=True),
+    )
+
+
+def _raw(values: dict[str, msgspec.Raw]) -> msgspec.Raw:
+    return msgspec.Raw(_encoder.encode(values))
+
+
+def _check_artifacts(stages: Iterable[StageUse]) -> None:
+    try:
+        check_artifacts(stages)
+    except ValueError as error:
+        raise BadRequest(what=str(error)) from error

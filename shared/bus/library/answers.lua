@@ -87,7 +87,10 @@ local function answer_actions(keys, args)
     if args[i + 7] ~= '' then outcomes[#outcomes + 1] = args[i + 7] end
     if live == 1 then
       answered[#answered + 1] = id_of(key)
-      redis.call('HDEL', key, 'grant', 'stage', 'carried', 'parking', 'resume', 'parker')
+      for stage in string.gmatch(redis.call('HGET', key, 'artifacts') or '', '%d+') do
+        redis.call('HDEL', key, 'artifact:' .. stage)
+      end
+      redis.call('HDEL', key, 'grant', 'stage', 'carried', 'parking', 'resume', 'parker', 'artifacts')
       if at == 0 then
         bytes = answer_outside_batch(keys[6], key, answer, args[i + 4], tenant)
         if t > 0 then

@@ -35,8 +35,14 @@ def read(kind: str, **params: Any) -> Any:
 
 
 def test_the_kinds_take_one_gpu_and_name_their_service() -> None:
-    assert [spec.name for spec in KINDS] == ["model.judge", "model.score", "model.logprob", "model.embed"]
-    for spec in KINDS:
+    assert [spec.name for spec in KINDS] == [
+        "model.judge",
+        "model.score",
+        "model.logprob",
+        "model.embed",
+        "cuda.kernel",
+    ]
+    for spec in KINDS[:-1]:
         assert (spec.service, dict(spec.units), spec.resources) == ("gpu_manager", {"gpus": 1}, ("gpus",))
         assert spec.repeats(read(spec.name, **SMALLEST[spec.name]))
         assert spec.service_by == "service"

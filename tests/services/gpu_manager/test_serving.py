@@ -23,12 +23,14 @@ from services.gpu_manager.backends.protocol import (
 )
 from services.gpu_manager.devices import GIB, DescribedMemory, GpuDevice
 from services.gpu_manager.executor import GpuExecutor
+from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kinds import GPUS
 from services.gpu_manager.service_entries import WrongEntries
 from services.gpu_manager.serving import NotServed, Serving
 from services.gpu_manager.specs import check_devices, given_engines, spec_of
 from shared.messages.grants import Granted
 from shared.model_services.entries import ServiceEntry, read_entries
+from shared.node.artifacts import NoArtifacts
 from shared.policy.model.chunks import Chunk
 from shared.policy.model.results import AttemptResult
 from shared.policy.serving.config import ServingConfig
@@ -260,7 +262,8 @@ async def run(executor: GpuExecutor, one: Granted) -> AttemptResult:
 @asynccontextmanager
 async def executing(node: Node) -> AsyncIterator[GpuExecutor]:
     async with open_streams(connect_s=2.0) as http, asyncio.timeout(20):
-        yield GpuExecutor(node.serving, http, SYSTEM_CLOCK, 1, 4 << 20)
+        kernels = KernelActions(node.memory.devices, NoArtifacts(), "libcuda.so.1", 4 << 20)
+        yield GpuExecutor(node.serving, http, SYSTEM_CLOCK, 1, 4 << 20, kernels)
         await node.serving.stop(5.0)
 
 

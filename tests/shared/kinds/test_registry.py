@@ -42,7 +42,8 @@ def test_the_kinds_of_this_distribution() -> None:
     ]
     assert list(kinds.plain) == [
         "noop", "sleep", "code.run", "code.asserts", "code.stdio", "math.verify", "answer.match", "python.function",
-        "model.judge", "model.score", "model.logprob", "model.embed", "http", "search.retrieve",
+        "cuda.compile", "model.judge", "model.score", "model.logprob", "model.embed", "cuda.kernel", "http",
+        "search.retrieve",
     ]  # fmt: skip
     assert list(kinds.in_environments) == [
         "env.exec", "env.bash", "env.read", "env.write", "env.upload", "env.download", "env.list", "env.close_session",

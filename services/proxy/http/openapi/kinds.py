@@ -91,7 +91,8 @@ def parameter_types(kinds: Mapping[str, KindSpec]) -> list[type[Any]]:
     """Return the types of the kinds' parameters, each after the types of its parts."""
     found: dict[type[Any], None] = {}
     for spec in kinds.values():
-        found |= dict.fromkeys((*_structs(get_type_hints(spec.params)), spec.params))
+        whole = (spec.prepared_by.params,) if spec.prepared_by else ()
+        found |= dict.fromkeys((*_structs(get_type_hints(spec.params)), spec.params, *whole))
     return list(found)
 
 
@@ -124,12 +125,13 @@ def write_costs(schema: Schema) -> None:
 def variants(action: Schema, kinds: Mapping[str, KindSpec]) -> tuple[Schema, dict[str, Schema]]:
     """Return (union of an action of each kind, its members by name). `action`: the schema of all kinds.
 
-    A kind's parameters are optional if all of them have defaults.
+    A kind's parameters are optional if all of them have defaults. Those of a kind that is prepared by another are those
+    of both.
     """
     members: dict[str, Schema] = {}
     mapping: dict[str, str] = {}
     for kind, spec in kinds.items():
-        params = spec.params
+        params = spec.prepared_by.params if spec.prepared_by else spec.params
         member = copy.deepcopy(action)
         name = f"{params.__name__}Action"
         member["description"] = f"`{kind}`: {params.__doc__}"

@@ -4,6 +4,7 @@ import asyncio
 import base64
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from services.cpu_manager.graders.code_run import CodeRunGrader, decoded_files, decoded_output
@@ -189,3 +190,47 @@ def test_a_character_cut_by_our_own_limit_is_left_out() -> None:
 async def test_output_before_a_timeout_is_kept(ended_by: EndedBy) -> None:
     verdict = await ran(lambda job: Exit(ended_by=ended_by, exit_code=1, stdout=b"so far"), CodeRun(code="x"))
     assert verdict.output["run_result"]["stdout"] == "so far"
+
+
+# ---- artifacts -----------------------------------------------------------------------------------------------------
+
+
+async def with_artifact(end: Exit, **params: object) -> Verdict:
+    return await ran(lambda job: end, CodeRun(code="x", artifact="out", **params))  # type: ignore[arg-type]
+
+
+async def test_a_file_that_a_program_leaves_is_its_artifact() -> None:
+    end = msgspec.structs.replace(FINE, files={"out": b"left", "kept": b"x"})
+    verdict = await with_artifact(end, fetch_files=["kept"])
+    assert (verdict.status, verdict.passed, verdict.artifact) == ("ok", True, b"left")
+    assert list(verdict.output["files"]) == ["kept"]
+
+
+@pytest.mark.parametrize("end", [FINE, Exit(ended_by="exit", exit_code=1, files={"out": b"left"})])
+async def test_without_the_file_or_a_success_it_fails(end: Exit) -> None:
+    verdict = await with_artifact(end)
+    assert (verdict.status, verdict.passed, verdict.artifact) == ("ok", False, None)
+
+
+async def test_a_source_that_does_not_compile_leaves_none() -> None:
+    failed = Exit(ended_by="exit", exit_code=1)
+    verdict = await ran(compiling(failed), CodeRun(code="x", language="cpp", artifact="out"))
+    assert (verdict.passed, verdict.artifact) == (False, None)
+
+
+async def test_an_artifact_is_a_file_of_the_program() -> None:
+    async def read() -> bytes:
+        return b"made before"
+
+    sandbox = FakeSandbox(lambda job: FINE)
+    given = msgspec.structs.replace(context(sandbox), artifact=read)
+    await grader().grade(CodeRun(code="x", artifact_as="in/made"), given)
+    (job,) = sandbox.jobs
+    assert job.files == {"in/made": b"made before"}
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/"])
+async def test_an_artifact_outside_of_the_working_directory_is_malformed(name: str) -> None:
+    for params in (CodeRun(code="x", artifact=name), CodeRun(code="x", artifact_as=name)):
+        with pytest.raises(ValueError, match="relative path"):
+            await ran(lambda job: FINE, params)

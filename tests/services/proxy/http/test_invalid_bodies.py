@@ -30,7 +30,7 @@ REWARD_FIELDS = "`batch`, `task`, `request_id`, `params`, `stage_params`, `prior
 ELASTICITIES = '{"1": 1.0, "4": 0.8}, {"model": "amdahl", "serial": s}, or {"model": "power", "exponent": e}'
 KINDS = (
     "noop, sleep, code.run, code.asserts, code.stdio, math.verify, answer.match, python.function, "
-    "model.judge, model.score, model.logprob, model.embed, http, search.retrieve"
+    "cuda.compile, model.judge, model.score, model.logprob, model.embed, cuda.kernel, http, search.retrieve"
 )
 ENVIRONMENT_KINDS = "env.exec, env.bash, env.read, env.write, env.upload, env.download, env.list, env.close_session"
 TASK = "/v1/tasks/known"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.proxy.records.workflows import Workflow, plain_action
+from services.proxy.records.workflows import Workflow, plain_stages
 from shared.api.requests import ActionRequest
 from shared.api.tasks import Task
 from shared.kinds.formulation import MOST_UNITS, Formulation, formulated
@@ -35,7 +35,8 @@ def of_task(**stage: Any) -> StageWork:
 
 
 def of_action(**action: Any) -> StageWork:
-    return plain_action(actions.decode(json.dumps({"kind": "code.run", "params": {"code": ""}, **action}).encode()))
+    (stage,) = plain_stages(actions.decode(json.dumps({"kind": "code.run", "params": {"code": ""}, **action}).encode()))
+    return stage
 
 
 @pytest.mark.parametrize("read", [of_task, of_action])

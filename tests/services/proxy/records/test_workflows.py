@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.cpu_manager.kinds import PLAIN
-from services.proxy.records.workflows import Workflow, plain_action
+from services.proxy.records.workflows import Workflow, plain_stages
 from shared.api.requests import ActionRequest
 from shared.api.tasks import StageTemplate, Task
 from shared.runtime.errors import BadRequest
@@ -107,10 +107,10 @@ def test_every_place_of_a_template_is_filled(params: Any, missing: str | None) -
 def test_a_plain_call_has_a_place_for_each_value(url: str, values: dict[str, str], wrong: str | None) -> None:
     request = ActionRequest(kind="http", params=raw({"url": f"http://x.example{url}", "values": values}))
     if wrong is None:
-        plain_action(request)
+        plain_stages(request)
     else:
         with pytest.raises(BadRequest, match=re.escape(wrong)):
-            plain_action(request)
+            plain_stages(request)
 
 
 def test_parameters_that_are_no_json_are_named() -> None:
@@ -207,19 +207,84 @@ def test_matching_needs_a_core_where_it_searches() -> None:
         workflow({"kind": "answer.match", "units": {"slots": 1}, "params": {"extract": "a"}}).check()
 
 
+KERNEL: dict[str, Any] = {
+    "kernel": "add",
+    "arguments": [{"name": "out", "role": "output", "dtype": "float32", "shape": ["n"]}],
+    "launch": {"grid": [1], "block": [1]},
+    "cases": [{"sizes": {"n": 1000}}],
+    "reference": "def reference():\n    return np.ones(1000, np.float32)\n",
+}
+
+
+def test_a_kernel_is_compiled_on_a_core_and_runs_on_a_gpu() -> None:
+    request = ActionRequest(
+        kind="cuda.kernel", params=raw({"code": "c", "arch": "sm_90", **KERNEL}), timeout_s=9, units={"gpus": 1},
+        duration_s=3.0, quotas={"kernels": 1},
+    )  # fmt: skip
+    first, second = plain_stages(request)
+    assert (first.name, first.kind, first.pool, first.cost) == (
+        "compile",
+        "cuda.compile",
+        "cores@default",
+        {"cores": (1, 1)},
+    )
+    assert (second.name, second.kind, second.pool, second.cost) == (
+        "run",
+        "cuda.kernel",
+        "gpus@default",
+        {"gpus": (1, 1)},
+    )
+    assert msgspec.json.decode(first.params) == {"code": "c", "arch": "sm_90"}
+    assert msgspec.json.decode(second.params) == KERNEL
+    assert (first.duration_s, first.quotas, second.duration_s, second.quotas) == (None, {}, 3.0, {"kernels": 1.0})
+    assert second.service
+
+
+@pytest.mark.parametrize(
+    ("params", "units", "message"),
+    [
+        (KERNEL, None, "params of cuda.kernel: missing field `code`"),
+        ({"code": "c", **KERNEL, "launch": {"grid": [0], "block": [1]}}, None, "launch.grid"),
+        ({"code": "c", **KERNEL, "kind": "x"}, None, "unknown field `kind`"),
+        ({"code": "c", **KERNEL}, {"gpus": 2}, "units.gpus: 2 is none of 1"),
+    ],
+)
+def test_a_kernel_that_cannot_run_is_rejected(
+    params: dict[str, Any], units: dict[str, int] | None, message: str
+) -> None:
+    with pytest.raises(BadRequest, match=re.escape(message)):
+        plain_stages(ActionRequest(kind="cuda.kernel", params=raw(params), units=units))
+
+
+def test_a_stage_that_takes_an_artifact_needs_one_that_makes_it() -> None:
+    flow = workflow({"kind": "cuda.compile"}, {"kind": "cuda.kernel", "params": KERNEL})
+    flow.check()
+    compiling, running = params_of(flow, {"code": "c"})
+    assert (compiling, running) == ({"code": "c"}, KERNEL)
+    with pytest.raises(BadRequest, match=re.escape("put a stage of the kind cuda.compile before it")):
+        workflow({"kind": "cuda.kernel", "params": KERNEL}, {"kind": "cuda.compile"}).check()
+    two = workflow({"kind": "code.run"}, {"kind": "code.run", "params": {"artifact_as": "in"}})
+    two.check()
+    assert params_of(two, {"code": "x"}, s0={"artifact": "out"})[0] == {"code": "x", "artifact": "out"}
+    with pytest.raises(BadRequest, match="no earlier stage makes one"):
+        params_of(two, {"code": "x"})
+    with pytest.raises(BadRequest, match="takes an artifact, and no stage is before it"):
+        plain_stages(ActionRequest(kind="code.run", params=raw({"code": "x", "artifact_as": "in"})))
+
+
 @pytest.mark.parametrize("units", [{"cores": 0}, {"gpus": 1}])
 def test_a_plain_action_needs_a_core_as_well(units: dict[str, int]) -> None:
     body = msgspec.Raw(b'{"code": ""}')
 
     with pytest.raises(BadRequest, match=r"code\.run runs in a sandbox and needs a core"):
-        plain_action(ActionRequest(kind="code.run", params=body, units=units))
-    plain_action(ActionRequest(kind="noop", units=units))
+        plain_stages(ActionRequest(kind="code.run", params=body, units=units))
+    plain_stages(ActionRequest(kind="noop", units=units))
 
 
 def test_a_plain_action_is_one_stage_with_its_parameters_as_they_came() -> None:
     body = msgspec.Raw(b'{ "seconds" : 1.0 }')
 
-    stage = plain_action(ActionRequest(kind="sleep", params=body, timeout_s=9, units={"cores": 2}, node_class="big"))
+    (stage,) = plain_stages(ActionRequest(kind="sleep", params=body, timeout_s=9, units={"cores": 2}, node_class="big"))
 
     assert (stage.kind, stage.params, stage.timeout_s) == ("sleep", bytes(body), 9)
     assert (stage.cost, stage.pool) == ({"cores": (2, 2)}, "cores@big")

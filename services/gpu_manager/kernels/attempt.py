@@ -250,7 +250,7 @@ async def _running(command: Sequence[str], plan: Mapping[str, Any], given: Seque
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=given,
-            env=environment | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=environment | {"PYTHONPATH": _search(), "PYTHONDONTWRITEBYTECODE": "1"},
             cwd="/",
         )
     process = _Process(outer)
@@ -258,6 +258,11 @@ async def _running(command: Sequence[str], plan: Mapping[str, Any], given: Seque
         yield process
     finally:
         await process.end()
+
+
+def _search() -> str:
+    """Return the places of modules: this package's, then those that the manager has of its caller."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 class _Descriptors:

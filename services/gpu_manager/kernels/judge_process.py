@@ -229,7 +229,10 @@ def _milliseconds(answer: dict[str, Any]) -> float:
 
 
 def _described(answer: dict[str, Any]) -> dict[str, Any]:
-    return {name: str(answer[name])[:MOST_DESCRIBED] for name in ("device", "capability", "driver") if name in answer}
+    found: dict[str, Any] = {
+        name: str(answer[name])[:MOST_DESCRIBED] for name in ("device", "capability", "driver") if name in answer
+    }
+    return found | {"reads_host_memory": answer.get("reads_host_memory") is True}
 
 
 def report_of(job: dict[str, Any], channel: socket.socket, image: int, result: int, out: int) -> None:

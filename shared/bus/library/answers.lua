@@ -5,6 +5,9 @@ local ARCHIVED_AFTER_S = 60  -- an answer outside a batch that expires sooner is
 local MOST_USED = 16         -- names of usage that are summed for a batch, as in shared/policy/model/results.py
 local ANSWER_BYTES = 250     -- bytes of an answer in Valkey besides its own: its action's key, stream or hash
 
+local ARTIFACTS = {}  -- fields with artifacts, of the 16 stages that a task may have
+for stage = 0, 15 do ARTIFACTS[#ARTIFACTS + 1] = 'artifact:' .. stage end
+
 -- An action in an environment must not be executed again, even when its answer is gone. So it is recorded for as long
 -- as its trajectory's record exists.
 local function record_acted(action_key, trajectory_key, acted_key)
@@ -87,10 +90,9 @@ local function answer_actions(keys, args)
     if args[i + 7] ~= '' then outcomes[#outcomes + 1] = args[i + 7] end
     if live == 1 then
       answered[#answered + 1] = id_of(key)
-      for stage in string.gmatch(redis.call('HGET', key, 'artifacts') or '', '%d+') do
-        redis.call('HDEL', key, 'artifact:' .. stage)
-      end
-      redis.call('HDEL', key, 'grant', 'stage', 'carried', 'parking', 'resume', 'parker', 'artifacts')
+      -- The store of an artifact follows a grant, which is removed only when the next stage begins.
+      local removed = redis.call('HDEL', key, 'grant', 'stage', 'carried', 'parking', 'resume', 'parker', 'artifacts')
+      if removed > 1 then redis.call('HDEL', key, unpack(ARTIFACTS)) end
       if at == 0 then
         bytes = answer_outside_batch(keys[6], key, answer, args[i + 4], tenant)
         if t > 0 then

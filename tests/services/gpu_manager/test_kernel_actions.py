@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.cpu_manager.sandbox.rungs import Rung
 from services.gpu_manager import kernel_actions
 from services.gpu_manager.devices import GpuDevice
 from services.gpu_manager.executor import GpuExecutor
 from services.gpu_manager.kernel_actions import KernelActions
-from services.gpu_manager.kernels.attempt import GpuAccess
+from services.gpu_manager.kernels.attempt import GpuAccess, RoleCommands
 from services.gpu_manager.kinds import CUDA, GPUS, KERNELS
 from services.gpu_manager.own_chunk import own_entry, own_spec, with_own
 from services.gpu_manager.serving import Serving
@@ -25,6 +26,9 @@ from shared.policy.model.results import AttemptResult
 from shared.policy.serving.model import ServiceSet
 from shared.runtime.clock import SYSTEM_CLOCK
 from shared.runtime.http_streams import open_streams
+from tests.services.cpu_manager.sandbox.conftest import rung_failures
+from tests.services.gpu_manager.kernels.test_attempt import commands
+from tests.services.gpu_manager.kernels.test_attempt import params as declared
 from tests.services.gpu_manager.test_serving import Node, run
 
 KERNEL = {
@@ -52,15 +56,15 @@ def kernel(number: int = 1, *, gpus: tuple[int, ...] = (0,), params: dict[str, A
 
 @asynccontextmanager
 async def executing(
-    device: GpuDevice = REAL, artifacts: Artifacts | None = None
+    device: GpuDevice = REAL, artifacts: Artifacts | None = None, commands: RoleCommands | None = None
 ) -> AsyncIterator[tuple[Node, GpuExecutor]]:
     """A GPU that holds the service `a` or `b`, or runs a kernel."""
     node, entry = Node(), own_entry([24.0])
     former, own = node.serving, {KERNELS: entry}
     node.serving = Serving(node.machine, with_own(former.backend), node.memory, SYSTEM_CLOCK, former.entries | own)
     node.serving.handle(ServiceSet(own_spec(entry)))
-    runs = KernelActions((device,), artifacts or Stored(), "libc.so.6", 4 << 20)
-    async with open_streams(connect_s=2.0) as http, asyncio.timeout(20):
+    runs = KernelActions((device,), artifacts or Stored(), "libc.so.6", 4 << 20, commands or RoleCommands())
+    async with open_streams(connect_s=2.0) as http, asyncio.timeout(60):
         yield node, GpuExecutor(node.serving, http, SYSTEM_CLOCK, 1, 4 << 20, runs)
         await node.serving.stop(5.0)
 
@@ -149,3 +153,23 @@ async def test_malformed_parameters_are_refused(judged: list[tuple[Any, bytes]])
         assert result.status == "refused"
         assert "cases" in result.reason
     assert not judged
+
+
+@pytest.fixture
+def namespaces() -> None:
+    if reason := rung_failures()[Rung.NAMESPACES]:
+        pytest.skip(reason)
+
+
+@pytest.mark.usefixtures("namespaces")
+async def test_an_action_goes_through_the_real_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_actions, "access_of", lambda *_: GpuAccess(()))
+    right, wrong = msgspec.to_builtins(declared()), msgspec.to_builtins(declared(reference=DIFFERENCE))
+    async with executing(commands=commands("right")) as (_, executor):
+        result = await run(executor, kernel(params=right))
+        assert (result.status, result.passed, result.evidence) == ("ok", True, "separate"), result
+        result = await run(executor, kernel(2, params=wrong))
+        assert (result.status, result.passed, result.score) == ("ok", False, 0.0), result
+
+
+DIFFERENCE = "def reference(a, b):\n    return a - b\n"

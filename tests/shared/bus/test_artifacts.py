@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from shared.bus import functions
 from shared.bus.artifacts import read_artifact, store_artifact
 from shared.bus.connection import command, connect
-from shared.bus.functions import Advancing
+from shared.bus.functions import Advancing, Granting
 from shared.runtime.errors import Overloaded
 from tests.shared.bus.journal import Journal
 
@@ -19,6 +19,10 @@ CONTENT = bytes(range(256)) * 64
 
 async def advance(journal: Journal, action: str, stage: int) -> None:
     await functions.advance_stages(journal.redis, journal.epoch, [Advancing(action, stage, b"[]")])
+
+
+async def granted(journal: Journal, action: str) -> None:
+    await functions.send_grants(journal.redis, journal.epoch, [Granting("grants.n.i", b"g", action, "1:n")])
 
 
 async def test_a_later_stage_reads_what_an_earlier_one_has_stored(journal: Journal) -> None:
@@ -56,11 +60,16 @@ async def test_a_late_attempt_of_an_earlier_stage_changes_nothing(journal: Journ
 
 
 @pytest.mark.parametrize("batch", ["", "b"])
-async def test_the_answer_deletes_it(journal: Journal, batch: str) -> None:
+@pytest.mark.parametrize("stages", [1, 16])
+async def test_the_answer_deletes_it(journal: Journal, batch: str, stages: int) -> None:
     if batch:
         await journal.open(batch, size=1)
     entry = await journal.entry("a1", batch)
-    await store_artifact(journal.redis, "a1", 0, CONTENT)
+    for stage in range(stages):
+        await granted(journal, "a1")
+        await store_artifact(journal.redis, "a1", stage, CONTENT)
+        if stage < stages - 1:
+            await advance(journal, "a1", stage + 1)
     await journal.finish("a1", entry, batch)
     assert await read_artifact(journal.redis, "a1", 1) is None
     assert not await store_artifact(journal.redis, "a1", 0, CONTENT), "it is answered"

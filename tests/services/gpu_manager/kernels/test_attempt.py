@@ -66,7 +66,7 @@ async def test_a_right_kernel_passes_with_its_times() -> None:
     assert (result.status, result.passed, result.score, result.evidence) == ("ok", True, 1.0, "separate"), result
     (case,) = output(result)["cases"]
     assert case["time_ms"] > 0
-    assert output(result)["gpu"] == {"device": "fake"}
+    assert output(result)["gpu"] == {"device": "fake", "reads_host_memory": False}
     assert result.usage["gpu_s"] > 0
 
 

@@ -66,11 +66,11 @@ def compiler() -> str:
     return path
 
 
-def compiled(compiler: str, source: str, directory: Path) -> Path:
+def compiled(compiler: str, source: str, directory: Path, arch: str = "native") -> Path:
     (directory / "kernel.cu").write_text(source)
     out = directory / "kernel.cubin"
     subprocess.run(
-        [compiler, "-cubin", "-arch=native", "-o", str(out), str(directory / "kernel.cu")], check=True, timeout=120
+        [compiler, "-cubin", f"-arch={arch}", "-o", str(out), str(directory / "kernel.cu")], check=True, timeout=120
     )
     return out
 

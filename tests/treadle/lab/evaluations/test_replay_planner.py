@@ -186,7 +186,7 @@ def test_a_log_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(planning, "VERSION", planning.VERSION + 1)
     StimulusLog(path, Planner(), most_bytes=10_000).close()
     monkeypatch.undo()
-    with pytest.raises(LogError, match="of version 5; this Treadle reads version 4"):
+    with pytest.raises(LogError, match="of version 6; this Treadle reads version 5"):
         read_log(path)
 
 
@@ -195,4 +195,4 @@ def test_a_log_with_another_header_is_refused_by_its_version(tmp_path: Path) -> 
     header = msgspec.msgpack.encode({"version": 2, "ways": {}, "floors": {}, "ceilings": {}, "seed": 0})
     path = tmp_path / "planner-1.log"
     path.write_bytes(struct.pack("<I", len(header)) + header)
-    refused(replayed(path), "is a stimulus log of version 2; this Treadle reads version 4")
+    refused(replayed(path), "is a stimulus log of version 2; this Treadle reads version 5")

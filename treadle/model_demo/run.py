@@ -156,12 +156,13 @@ class Run:
         kills = self._plan.kills
         while True:
             await asyncio.sleep(rng.expovariate(1 / kills.every_s))
-            engines = await asyncio.to_thread(running_engines, self._models)
-            engines = [one for one in engines if one.age_s >= kills.spared_s]
-            if self._is_over:
-                return
-            if engines and kill(victim := rng.choice(engines)):
-                self._progress.services[victim.service].kills += 1
+            while not self._is_over:
+                engines = await asyncio.to_thread(running_engines, self._models)
+                engines = [one for one in engines if one.age_s >= kills.spared_s]
+                if engines and kill(victim := rng.choice(engines)):
+                    self._progress.services[victim.service].kills += 1
+                    break
+                await asyncio.sleep(1)
 
     async def _watch_memory(self) -> None:
         while True:

@@ -18,16 +18,16 @@ from treadle.client.answers import Answer, StageReport
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.model_demo.cases import SERVICES, Service, case_of
 from treadle.model_demo.declaration import declared
-from treadle.model_demo.models import PACKAGES, Models, ModelsMissing, check_packages
-from treadle.model_demo.references import Alone, Reference
-from treadle.model_demo.report import EngineCounts, Progress, new_progress
+from treadle.model_demo.models import PACKAGES, DemoModels, ModelsMissing, check_packages
+from treadle.model_demo.references import LoneModel, Reference
+from treadle.model_demo.report import DemoProgress, EngineCounts, new_progress
 from treadle.model_demo.run import KillPlan, Run, RunPlan, read_engine_counts
 from treadle.model_demo.samples import built_in
 
 REFERENCE = Reference(case_of("reward", built_in()[0]), [0.5, 0.25])
 
 
-def progress() -> Progress:
+def progress() -> DemoProgress:
     found = new_progress(1.0, 1.4, 1.5, dict.fromkeys(SERVICES, 1))
     for one in found.services.values():
         one.judged = 1
@@ -36,7 +36,7 @@ def progress() -> Progress:
 
 @pytest.fixture
 async def run() -> Run:
-    models = Models(Path("/nowhere"), Path("/nowhere/judge.gguf"))
+    models = DemoModels(Path("/nowhere"), Path("/nowhere/judge.gguf"))
     plan = RunPlan(1.0, 1, KillPlan(10.0, 0.0), {service: [REFERENCE] for service in SERVICES})
     return Run(AsyncTreadle("http://127.0.0.1:9"), "http://127.0.0.1:9", models, plan, progress())
 
@@ -102,8 +102,8 @@ def test_each_pair_fits_beside_the_sleeping_third_and_all_three_do_not() -> None
         "similarity": (0.5, 0.42),
         "reward": (0.5, 0.41),
     }
-    alone = {service: Alone(service, [REFERENCE], *sizes[service]) for service in SERVICES}
-    found = declared(Models(Path("/m"), Path("/m/judge.gguf")), alone)
+    alone = {service: LoneModel(service, [REFERENCE], *sizes[service]) for service in SERVICES}
+    found = declared(DemoModels(Path("/m"), Path("/m/judge.gguf")), alone)
     entries = read_entries(msgspec.json.encode(found.entries))
     awake = {name: entry.memory_gb.awake for name, entry in entries.items()}
     asleep = {name: entry.memory_gb.asleep for name, entry in entries.items()}

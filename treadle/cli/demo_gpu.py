@@ -17,7 +17,7 @@ from treadle.model_demo.cases import SERVICES
 from treadle.model_demo.demonstration import DemoOptions, demonstrate_models
 from treadle.model_demo.models import ModelsMissing
 from treadle.model_demo.references import ModelFailed
-from treadle.model_demo.report import Progress
+from treadle.model_demo.report import DemoProgress
 
 LINE_EVERY_S = 15.0
 """Seconds between two lines where the output is no terminal."""
@@ -45,7 +45,7 @@ def demo_gpu(minutes: float, seed: int, as_json: bool, console: Console) -> int:
     return 0 if found.succeeded else DISAGREES
 
 
-def report_of(found: Progress) -> dict[str, object]:
+def report_of(found: DemoProgress) -> dict[str, object]:
     """Return the result for programs: the counts, with two times of each service instead of all."""
     report: dict[str, object] = msgspec.to_builtins(found)
     report["services"] = {
@@ -77,7 +77,7 @@ class _Display:
     def entered(self, title: str) -> None:
         self._console.print(escape(title), highlight=False, soft_wrap=True)
 
-    def changed(self, progress: Progress) -> None:
+    def changed(self, progress: DemoProgress) -> None:
         if self._console.is_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -88,7 +88,7 @@ class _Display:
             self._console.print(escape(line_of(progress)), highlight=False, soft_wrap=True)
 
 
-def line_of(progress: Progress) -> str:
+def line_of(progress: DemoProgress) -> str:
     """Return the counts so far as one line."""
     states = ", ".join(f"{name} {state}" for name, state in sorted(progress.states.items()))
     return (
@@ -98,7 +98,7 @@ def line_of(progress: Progress) -> str:
     )
 
 
-def progress_table(progress: Progress) -> Table:
+def progress_table(progress: DemoProgress) -> Table:
     """Return the state now: one line for each service."""
     title = (
         f"{progress.elapsed_s / 60:.1f} of {progress.minutes:g} min, memory {progress.used_gb:.2f} of "
@@ -116,7 +116,7 @@ def progress_table(progress: Progress) -> Table:
     return table
 
 
-def show(found: Progress, console: Console) -> None:
+def show(found: DemoProgress, console: Console) -> None:
     """Print the result for people."""
     console.rule("Three real models, room for two")
     console.print(progress_table(found))
@@ -129,7 +129,7 @@ def show(found: Progress, console: Console) -> None:
         console.print(f"[red]wrong: {escape(wrong)}[/]", soft_wrap=True, highlight=False)
 
 
-def _findings(found: Progress) -> Iterator[tuple[bool, str]]:
+def _findings(found: DemoProgress) -> Iterator[tuple[bool, str]]:
     """Yield what was to be shown: whether it is so, and a sentence."""
     engines = found.engines
     yield found.wrong == 0, f"{found.judged:,} answers equal those of the models alone; {found.wrong} are wrong"

@@ -43,7 +43,7 @@ SCHEMA: Final[Mapping[str, Any]] = {
 }
 
 
-class Case(msgspec.Struct, frozen=True):
+class DemoCase(msgspec.Struct, frozen=True):
     """One request, in both forms."""
 
     service: Service
@@ -60,12 +60,12 @@ Value = str | list[float]
 """Answer of a case: the text of a judgement, or numbers."""
 
 
-def case_of(service: Service, solution: Solution) -> Case:
+def case_of(service: Service, solution: Solution) -> DemoCase:
     """Return the request to a service about a solution."""
     return _MAKERS[service](solution)
 
 
-def _judge(solution: Solution) -> Case:
+def _judge(solution: Solution) -> DemoCase:
     fields = {"question": solution.question, "answer": solution.text}
     params = {
         "service": "judge",
@@ -89,26 +89,26 @@ def _judge(solution: Solution) -> Case:
         "temperature": 0,
         "response_format": {"type": "json_schema", "json_schema": {"name": "marks", "schema": SCHEMA, "strict": True}},
     }
-    return Case("judge", solution, "model.judge", params, "/v1/chat/completions", body)
+    return DemoCase("judge", solution, "model.judge", params, "/v1/chat/completions", body)
 
 
-def _similarity(solution: Solution) -> Case:
+def _similarity(solution: Solution) -> DemoCase:
     pairs = [[solution.text, solution.reference], [solution.text, solution.question]]
     params = {"service": "similarity", "pairs": pairs, "truncate": True}
-    return Case("similarity", solution, "model.embed", params, "/v1/embed", {"pairs": pairs, "truncate": True})
+    return DemoCase("similarity", solution, "model.embed", params, "/v1/embed", {"pairs": pairs, "truncate": True})
 
 
-def _reward(solution: Solution) -> Case:
+def _reward(solution: Solution) -> DemoCase:
     params = {
         "service": "reward",
         "inputs": [{"prompt": solution.question, "answer": solution.text}, solution.text],
         "truncate": True,
     }
     body = {"inputs": [[solution.question, solution.text], solution.text], "truncate": True}
-    return Case("reward", solution, "model.score", params, "/v1/score", body)
+    return DemoCase("reward", solution, "model.score", params, "/v1/score", body)
 
 
-_MAKERS: Final[Mapping[Service, Callable[[Solution], Case]]] = {
+_MAKERS: Final[Mapping[Service, Callable[[Solution], DemoCase]]] = {
     "judge": _judge,
     "similarity": _similarity,
     "reward": _reward,
@@ -116,7 +116,7 @@ _MAKERS: Final[Mapping[Service, Callable[[Solution], Case]]] = {
 _NUMBERS: Final[Mapping[Service, str]] = {"similarity": "similarities", "reward": "scores"}
 
 
-def plain_value(case: Case, answer: Mapping[str, Any]) -> Value | None:
+def plain_value(case: DemoCase, answer: Mapping[str, Any]) -> Value | None:
     """Return the value in the answer of a plain call; None if there is no whole one."""
     if case.service != "judge":
         return [float(number) for number in answer[_NUMBERS[case.service]]]
@@ -124,7 +124,7 @@ def plain_value(case: Case, answer: Mapping[str, Any]) -> Value | None:
     return str(choice["message"]["content"]) if choice["finish_reason"] == "stop" else None
 
 
-def answered_value(case: Case, answer: Answer) -> Value | None:
+def answered_value(case: DemoCase, answer: Answer) -> Value | None:
     """Return the value in an answer of the mesh; None if it is not of this form, which is wrong."""
     output = answer.output if isinstance(answer.output, dict) else {}
     found = output.get("text") if case.service == "judge" else output.get(_NUMBERS[case.service])

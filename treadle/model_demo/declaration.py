@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from treadle.model_demo.cases import MODEL, SERVICES, TOLERANCE, Service
-from treadle.model_demo.models import Models
-from treadle.model_demo.references import Alone
+from treadle.model_demo.models import DemoModels
+from treadle.model_demo.references import LoneModel
 
 AWAKE_MARGIN_GB: Final[Mapping[Service, float]] = {"judge": 0.03, "similarity": 0.015, "reward": 0.015}
 ASLEEP_MARGIN_GB: Final = 0.01
@@ -20,7 +20,7 @@ CONCURRENCY: Final[Mapping[Service, int]] = {"judge": 2, "similarity": 4, "rewar
 
 
 @dataclass(frozen=True, slots=True)
-class Declaration:
+class DemoDeclaration:
     """Settings of the GPU manager."""
 
     entries: dict[str, dict[str, Any]]
@@ -40,20 +40,20 @@ class Declaration:
         }
 
 
-def declared(models: Models, alone: Mapping[Service, Alone]) -> Declaration:
+def declared(models: DemoModels, alone: Mapping[Service, LoneModel]) -> DemoDeclaration:
     """Return the declaration. Room for two: each two awake fit beside the sleeping third, and all three do not."""
     awake = {service: round(alone[service].awake_gb + AWAKE_MARGIN_GB[service], 3) for service in SERVICES}
     asleep = {service: round(alone[service].asleep_gb + ASLEEP_MARGIN_GB, 3) for service in SERVICES}
     pairs = combinations(SERVICES, 2)
     budget = max(sum(awake[one] if one in pair else asleep[one] for one in SERVICES) for pair in pairs)
-    return Declaration(
+    return DemoDeclaration(
         {service: _entry(models, alone[service], awake[service], asleep[service]) for service in SERVICES},
         round(budget + BUDGET_MARGIN_GB, 3),
         sum(alone[service].awake_gb for service in SERVICES),
     )
 
 
-def _entry(models: Models, alone: Alone, awake_gb: float, asleep_gb: float) -> dict[str, Any]:
+def _entry(models: DemoModels, alone: LoneModel, awake_gb: float, asleep_gb: float) -> dict[str, Any]:
     service = alone.service
     common = {
         "command": models.command(service),

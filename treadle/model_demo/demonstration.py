@@ -11,10 +11,10 @@ from typing import Final
 
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.model_demo.cases import Service
-from treadle.model_demo.declaration import Declaration, declared
-from treadle.model_demo.models import Models, check_packages, write_models
-from treadle.model_demo.references import Alone, examined
-from treadle.model_demo.report import Progress, new_progress
+from treadle.model_demo.declaration import DemoDeclaration, declared
+from treadle.model_demo.models import DemoModels, check_packages, write_models
+from treadle.model_demo.references import LoneModel, examined
+from treadle.model_demo.report import DemoProgress, new_progress
 from treadle.model_demo.run import KillPlan, Run, RunPlan
 from treadle.model_demo.samples import read_solutions
 from treadle.testing.servers import temporary_home
@@ -48,8 +48,8 @@ class DemoOptions:
 
 
 def demonstrate_models(
-    options: DemoOptions, entered: Callable[[str], None], changed: Callable[[Progress], None]
-) -> Progress:
+    options: DemoOptions, entered: Callable[[str], None], changed: Callable[[DemoProgress], None]
+) -> DemoProgress:
     """Run the demo and return its counts. Nothing is left of it. Takes `minutes`, and 15 s to 2 min before them.
 
     Args:
@@ -74,7 +74,7 @@ def demonstrate_models(
             return asyncio.run(_run(stack, models, alone, declaration, options, changed))
 
 
-def _room(declaration: Declaration) -> str:
+def _room(declaration: DemoDeclaration) -> str:
     needs = ", ".join(f"{name} {entry['memory_gb']['awake']:.2f} GB" for name, entry in declaration.entries.items())
     return (
         f"one described device of {declaration.budget_gb:.2f} GB; awake: {needs}; all three awake have "
@@ -84,12 +84,12 @@ def _room(declaration: Declaration) -> str:
 
 async def _run(
     stack: RunningStack,
-    models: Models,
-    alone: dict[Service, Alone],
-    declaration: Declaration,
+    models: DemoModels,
+    alone: dict[Service, LoneModel],
+    declaration: DemoDeclaration,
     options: DemoOptions,
-    changed: Callable[[Progress], None],
-) -> Progress:
+    changed: Callable[[DemoProgress], None],
+) -> DemoProgress:
     references = {service: one.references for service, one in alone.items()}
     plan = RunPlan(options.minutes, options.seed, options.kills, references)
     counts = {service: len(found) for service, found in references.items()}

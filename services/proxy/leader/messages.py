@@ -133,7 +133,8 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
         for one in changed.services
     }
     device_gb, bad = tuple(changed.device_gb), tuple(changed.bad)
-    return ServicesReported(changed.node, changed.incarnation, changed.resource, services, device_gb, bad)
+    restoring = {one.service: one.restoring_s for one in changed.services if one.restoring_s}
+    return ServicesReported(changed.node, changed.incarnation, changed.resource, services, device_gb, bad, restoring)
 
 
 def to_foreseen(expected: EnvironmentsExpected) -> Iterator[stimuli.ImagesExpected]:

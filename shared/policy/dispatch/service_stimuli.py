@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shared.policy.model.chunks import Served
 
@@ -18,3 +19,5 @@ class ServicesReported:
     device_gb: tuple[float, ...]
     """Memory of each GPU."""
     bad: tuple[int, ...] = ()
+    restoring: Mapping[str, float] = field(default_factory=dict)
+    """Service -> seconds until an engine of it is expected to be resident, of restores under way."""

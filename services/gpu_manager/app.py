@@ -141,7 +141,8 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
 
             def report() -> ServicesChanged:
                 released = () if owned is None else owned.machine.unavailable
-                return services_of(node.identity, serving.declared, machine.view(), device_gb, released=released)
+                view, now = machine.view(), clock.monotonic()
+                return services_of(node.identity, serving.declared, view, device_gb, released=released, now=now)
 
             def acquire_s() -> Seconds:
                 return 0.0 if owned is None else owned.acquire_s

@@ -10,11 +10,12 @@ import msgspec
 
 from services.gpu_manager.backends.protocol import EngineError
 from services.gpu_manager.engine_calls import EngineAttempt, EngineBusy
+from services.gpu_manager.engine_use import EngineUse, NotServed
 from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kinds import CUDA, GPUS, KINDS
 from services.gpu_manager.metrics import RUNNING, WAIT_SECONDS
 from services.gpu_manager.model_calls import perform
-from services.gpu_manager.serving import EngineUse, NotServed, Serving
+from services.gpu_manager.serving import Serving
 from shared.messages.grants import Granted
 from shared.node.executor import Offer
 from shared.node.resource_usage import ResourceUsage

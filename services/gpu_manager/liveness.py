@@ -11,8 +11,12 @@ import asyncio
 from typing import Final
 
 from services.gpu_manager.backends.protocol import Backend
-from shared.policy.serving.model import Liveness
+from services.gpu_manager.metrics import LIVENESS
+from shared.policy.serving.model import InstanceId, Liveness
+from shared.runtime import log
 from shared.runtime.units import Seconds
+
+_log = log.get(__name__)
 
 READINGS: Final = 3
 PAUSE_S: Final[Seconds] = 1.0
@@ -41,3 +45,12 @@ async def read_liveness(backend: Backend, pause_s: Seconds = PAUSE_S) -> tuple[L
     if cpu_s is not None and used_s is not None and 0.0 <= used_s - cpu_s < IDLE_SHARE * lasted_s:
         return "hung", f"{reason}, and its processes took no CPU time"
     return "silent", reason
+
+
+async def checked_liveness(instance: InstanceId, backend: Backend) -> tuple[Liveness, str]:
+    """Return as `read_liveness`, and count and log what was found."""
+    found, reason = await read_liveness(backend)
+    LIVENESS.labels(found).inc()
+    if found != "alive":
+        _log.warning("engine_silent", instance=str(instance), found=found, reason=reason)
+    return found, reason

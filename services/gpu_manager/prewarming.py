@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from services.gpu_manager.engine_use import NotServed
 from services.gpu_manager.metrics import PREWARMS
-from services.gpu_manager.serving import NotServed, Serving
+from services.gpu_manager.serving import Serving
 from shared.bus.tail import Tail
 from shared.messages.targets import ResidencyWanted
 from shared.policy.serving.model import InstanceId

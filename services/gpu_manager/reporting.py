@@ -19,6 +19,8 @@ from shared.policy.serving.node_view import InstanceView
 from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
 
+LEAST_RESTORE_S: Final[Seconds] = 1.0
+"""Rest of a restore that is reported at least: it may take longer than expected."""
 _RESIDENT: Final = frozenset({"resident", "running", "loading", "restoring"})
 """States that are reported as resident: an action waits there for less than for a restore on another chunk."""
 
@@ -30,12 +32,17 @@ def services_of(
     device_gb: Iterable[float],
     bad: Iterable[int] = (),
     released: Iterable[int] = (),
+    now: Seconds = 0.0,
 ) -> ServicesChanged:
-    """Return the report. O(services + instances)."""
+    """Return the report. `now`: of the views' clock. O(services + instances)."""
     resident: dict[str, list[tuple[int, int]]] = {}
     unusable: dict[str, list[tuple[int, int]]] = {}
+    restoring: dict[str, Seconds] = {}
     for view in views:
         service, (first, size) = view.instance
+        if view.ready_s is not None:
+            left_s = max(LEAST_RESTORE_S, view.ready_s - now)
+            restoring[service] = min(left_s, restoring.get(service, left_s))
         if view.state in _RESIDENT:
             resident.setdefault(service, []).append((first, size))
         elif view.state == "quarantined":
@@ -49,6 +56,7 @@ def services_of(
             awake_gb=entry.memory_gb.awake,
             resident=resident.get(name, []),
             unusable=[*unusable.get(name, []), *_elsewhere(entry, len(device_gb))],
+            restoring_s=restoring.get(name, 0.0),
         )
         for name, entry in sorted(entries.items())
     ]

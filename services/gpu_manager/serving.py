@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 from services.gpu_manager.backends.given_engines import leave_given
@@ -21,8 +20,10 @@ from services.gpu_manager.backends.protocol import Backend, EngineError, Level, 
 from services.gpu_manager.device_checks import check_memory
 from services.gpu_manager.devices import DeviceMemory
 from services.gpu_manager.engine_calls import EngineAddress
-from services.gpu_manager.liveness import read_liveness
-from services.gpu_manager.metrics import EVICTIONS, LIVENESS, STEP_SECONDS
+from services.gpu_manager.engine_use import EngineUse, NotServed
+from services.gpu_manager.liveness import checked_liveness
+from services.gpu_manager.metrics import EVICTIONS, STEP_SECONDS
+from services.gpu_manager.node_stop import stop_engines
 from shared.model_services.entries import ServiceEntry
 from shared.policy.serving import model
 from shared.policy.serving.model import InstanceId, Stimulus
@@ -32,29 +33,6 @@ from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
-
-
-class NotServed(Exception):
-    """An action gets no engine. The text says why."""
-
-    def __init__(self, reason: str, retry_in_s: Seconds | None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.retry_in_s = retry_in_s
-        """Seconds before which a retry is useless; None: it is useless before something is changed."""
-
-
-@dataclass(slots=True)
-class EngineUse:
-    """One holder's use of an engine."""
-
-    admitted: asyncio.Future[None]
-    refused: asyncio.Future[NotServed]
-    """Done if the engine is taken away."""
-    ok: bool = False
-    """The engine has served it. Set by the holder."""
-    ends_s: Seconds = inf
-    """Time by which the engine has to answer. Set by the holder."""
 
 
 @dataclass(slots=True)
@@ -158,7 +136,7 @@ class Serving:
                 self.handle(model.HolderEnded(holder, holding.ok, unanswered))
 
     def ready_in_s(self, instance: InstanceId) -> Seconds:
-        """Return the expected time until an engine is resident, by measured steps."""
+        """Return the expected time until an engine is resident, by measured steps; 0: it is."""
         return self.machine.ready_in_s(self.clock.monotonic(), instance)
 
     def addresses(self) -> dict[InstanceId, str]:
@@ -300,10 +278,7 @@ class Serving:
             _log.warning("abort_failed", instance=str(instance), reason=error.reason)
 
     async def _live(self, instance: InstanceId) -> None:
-        found, reason = await read_liveness(self._backends[instance])
-        LIVENESS.labels(found).inc()
-        if found != "alive":
-            _log.warning("engine_silent", instance=str(instance), found=found, reason=reason)
+        found, reason = await checked_liveness(instance, self._backends[instance])
         del self._checks[instance]
         self.handle(model.LivenessChecked(instance, found, reason))
 
@@ -343,19 +318,4 @@ class Serving:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            async with asyncio.timeout(within_s):
-                for task in list(self._tasks):
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
-                ours = [backend for backend in self._backends.values() if "cold" in backend.flags.levels]
-                await asyncio.gather(*map(_stop_quietly, ours))
-        except TimeoutError:
-            _log.warning("engines_not_stopped", within_s=within_s)
-
-
-async def _stop_quietly(backend: Backend) -> None:
-    try:
-        await backend.stop()
-    except EngineError as error:
-        _log.warning("engine_not_stopped", reason=error.reason)
+        await stop_engines(set(self._tasks), self._backends.values(), within_s)

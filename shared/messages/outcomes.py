@@ -141,6 +141,9 @@ class ServiceHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Chunks that hold it."""
     unusable: list[tuple[int, int]] = []
     """Chunks where its engine is quarantined."""
+    restoring_s: float = 0.0
+    """Seconds until an engine of it is expected to be resident; 0: no restore is under way. Older nodes end before it.
+    """
 
 
 class ServicesChanged(Message, frozen=True, kw_only=True, tag="services-changed.v1"):

@@ -95,6 +95,15 @@ async def test_a_client_that_polls_gets_the_time_in_the_masked_answer(client: As
     check_masked(await client.run("model.judge", params("slow"), budget_s=1.5))
 
 
+async def test_a_request_behind_the_one_that_waits_gets_the_time_too(client: AsyncTreadle) -> None:
+    """One action at a time uses the engine, so the other ones wait in the mesh's queue."""
+    answers = await asyncio.gather(*(client.run("model.judge", params("slow"), budget_s=2.5) for _ in range(3)))
+    for answer in answers:
+        assert (answer.ended, answer.mask) == ("expired", True), answer
+        assert answer.retry_in_s is not None
+        assert 1 <= answer.retry_in_s <= 2 * START_S
+
+
 async def test_results_of_a_batch_have_the_time(client: AsyncTreadle) -> None:
     stage = {"name": "judge", "kind": "model.judge", "params": params("slow")}
     await client.put_task("judged", {"stages": [stage], "budget_s": 1.5})

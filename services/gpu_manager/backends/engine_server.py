@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, TypeVar
-
-import psutil
 
 from services.gpu_manager.backends.canary import send_canary
 from services.gpu_manager.backends.engine_folders import EngineFolder, EngineFolders
 from services.gpu_manager.backends.engine_http import EngineHttp
 from services.gpu_manager.backends.engine_process import EngineProcess
+from services.gpu_manager.backends.footprints import footprint_of
 from services.gpu_manager.backends.launching import EngineLaunch, Ports
 from services.gpu_manager.backends.protocol import (
     EngineDeadlines,
@@ -209,7 +207,7 @@ class EngineServer:
         if process is None or not process.is_running:
             return Footprint(None, None) if self.is_given else Footprint(0, 0)
         assert self.settings.launch is not None
-        return await asyncio.to_thread(_footprint, process, self.settings.launch, self._memory)
+        return await asyncio.to_thread(footprint_of, process, self.settings.launch, self._memory)
 
     async def measured_bytes(self) -> int | None:
         """Return the device memory of the engine's processes; None unless GPUs measure it.
@@ -310,27 +308,3 @@ class EngineServer:
             return EngineGone("the engine was stopped while it started")
         kind = OutOfMemory if means_out_of_memory(self._process.tail()) else EngineGone
         return kind(f"while it started, {self._process.end_reason()}")
-
-
-def _footprint(process: EngineProcess, launch: EngineLaunch, memory: DeviceMemory | None) -> Footprint:
-    """Measure an engine. Reads /proc and the devices: blocks for 10 to 20 ms."""
-    pids = process.processes()
-    device_bytes = memory.bytes_of(launch.devices, pids) if memory is not None else None
-    return Footprint(device_bytes, sum(map(_host_bytes, pids)), sum(map(_cpu_s, pids)))
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process so far; 0 if it has ended."""
-    with suppress(psutil.Error):
-        times = psutil.Process(pid).cpu_times()
-        return float(times.user + times.system)
-    return 0.0
-
-
-def _host_bytes(pid: int) -> int:
-    """Return the share of host memory of a process (its Pss), in bytes; 0 if it has ended."""
-    with suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    return 0

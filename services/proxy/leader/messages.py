@@ -132,8 +132,17 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
         )
         for one in changed.services
     }
-    device_gb, bad, released = tuple(changed.device_gb), tuple(changed.bad), tuple(changed.released)
-    return ServicesReported(changed.node, changed.incarnation, changed.resource, services, device_gb, bad, released)
+    restoring = {one.service: one.restoring_s for one in changed.services if one.restoring_s}
+    return ServicesReported(
+        changed.node,
+        changed.incarnation,
+        changed.resource,
+        services,
+        tuple(changed.device_gb),
+        tuple(changed.bad),
+        tuple(changed.released),
+        restoring,
+    )
 
 
 def to_foreseen(expected: EnvironmentsExpected) -> Iterator[stimuli.ImagesExpected]:

@@ -75,9 +75,17 @@ class ActionRegistry:
             if action is None or action.state == "cancelling":
                 continue
             reason = why_it_waited(self.cluster, action)
+            if action.state == "queued":
+                nodes = self.cluster.nodes.of(self.cluster.queues.pool(action.work.pool))
+                self._await_restore(action, [node.name for node in nodes])
             commands += self.cancel(now, [action_id], reason, "expired")
         self.overdue = self._deadlines.is_due(now) or self.next_grant_deadline_s <= now
         return commands
+
+    def _await_restore(self, action: ActionState, nodes: Iterable[str]) -> None:
+        """Note the expected end of a restore of its model service on these nodes, unless its attempt has named one."""
+        if action.work.service and not action.ready_s:
+            action.ready_s = self.cluster.nodes.restores.ready_s(action.work.service, nodes)
 
     def due_for_grant(self, now: float, most: int) -> list[ActionState]:
         """Remove the deadlines of the actions that were to be granted by now and still wait; return these, at most
@@ -112,6 +120,8 @@ class ActionRegistry:
     def answer_cancelled(self, now: float, action: ActionState, end: Ended | None = None) -> AnswerAction:
         """Answer a cancelled action whose attempt has ended."""
         reason = action.cancel_reason
+        if end is not None and not end.result.restore_s:  # it was revoked before its node had begun it
+            self._await_restore(action, [end.node])
         if end is not None and action.ready_s and action.cancel_as == "expired":
             reason = f"its deadline came while {action.work.service!r} was not resident yet on {end.node}"
         return self.answer(now, action, action.cancel_as, reason, end)

@@ -113,7 +113,7 @@ class NodeHandler:
         node.images.changed(here, gone)
         return bool(here) and self.cluster.queues.requeue_due(now, here) > 0
 
-    def services_reported(self, report: ServicesReported) -> bool:
+    def services_reported(self, now: float, report: ServicesReported) -> bool:
         """Apply a report of model services. Work that no node could run is queued again if the report may change that.
 
         False: this incarnation is unknown, or has no such chunks.
@@ -123,6 +123,7 @@ class NodeHandler:
         if node is None or not isinstance(chunks, Chunks):
             return False
         before = chunks.offer
+        self.cluster.nodes.restores.report(report.node, report.restoring, now)
         chunks.report(report.services, report.device_gb, report.bad, report.released)
         self.cluster.nodes.served(node)
         if chunks.offer != before:

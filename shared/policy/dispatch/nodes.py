@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
+from shared.policy.dispatch.restores import Restores
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
 from shared.policy.resources.rankings import Rankings
@@ -39,6 +40,8 @@ class Nodes:
     """Node class -> sets of kinds that its nodes offer, with the number of nodes."""
     _plain: dict[tuple[str, str], bool] = field(default_factory=dict)
     """(Resource, node class) -> it is a plain count on all nodes; valid as `possible`."""
+    restores: Restores = field(default_factory=Restores)
+    """Restores of model services that present nodes report."""
 
     def __post_init__(self) -> None:
         self.rankings = Rankings(self.present)
@@ -112,6 +115,7 @@ class Nodes:
         node = self.present.pop(name, None)
         if node is None:
             return
+        self.restores.forget(name)
         self._take_out(node)
         self._changed(node)
         if node.asked:

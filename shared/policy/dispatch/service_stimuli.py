@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shared.policy.model.chunks import Served
 
@@ -20,3 +21,5 @@ class ServicesReported:
     bad: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
     """GPUs that are given away, or drained for that: they can be granted after they were acquired."""
+    restoring: Mapping[str, float] = field(default_factory=dict)
+    """Service -> seconds until an engine of it is expected to be resident, of restores under way."""

@@ -259,8 +259,8 @@ class StimulusHandlers:
         requeued = self._nodes.images_changed(now, report.node, report.incarnation, added, report.removed)
         return [] if requeued else None
 
-    def _services_reported(self, _: float, report: ServicesReported) -> list[Command] | None:
-        return [] if self._nodes.services_reported(report) else None
+    def _services_reported(self, now: float, report: ServicesReported) -> list[Command] | None:
+        return [] if self._nodes.services_reported(now, report) else None
 
     # ---- quotas ------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class HolderQueue:
         if refusal is None and state.waiting >= state.config.most_waiting:
             refusal = f"{state.waiting} holders wait on this node", state.config.retry_s
         if refusal is None and deadline_s <= now:
-            refusal = "its deadline had passed when it arrived", None
+            refusal = "its deadline had passed when it arrived", state.config.retry_s
         if refusal is not None:
             state.commands.append(RefuseHolder(holder, *refusal))
             return

@@ -94,9 +94,9 @@ class NodeServing:
         return view_of(self._state)
 
     def ready_in_s(self, now: float, instance: model.InstanceId) -> float:
-        """Return the expected time until an instance is resident. It changes nothing. O(evictions for it)."""
+        """Return the expected time until an instance is resident; 0: it is, or is not known. O(evictions for it)."""
         one = self._state.instances.get(instance)
-        return self._state.config.retry_s if one is None else self._queue.ready_in_s(one, now)
+        return 0.0 if one is None or one.ready else self._queue.ready_in_s(one, now)
 
     def _expire(self, now: float) -> None:
         """Handle all times that have come."""

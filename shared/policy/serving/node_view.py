@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.policy.serving.instance import EngineInstance
 from shared.policy.serving.model import InstanceId, Level, State, Step
 from shared.policy.serving.node_state import NodeState
 
@@ -32,6 +33,14 @@ class InstanceView:
     """Time of the probe of a quarantined instance."""
     measured_s: dict[str, float]
     """Measured times, as `restore asleep1` -> seconds."""
+    ready_s: float | None = None
+    """Time at which a load or restore under way is expected to end."""
+
+
+def _ready_s(state: NodeState, one: EngineInstance) -> float | None:
+    if one.step not in ("load", "restore") or one.place == "awake":
+        return None
+    return one.since_s + state.times.restore_s(one.id, one.place)
 
 
 def view_of(state: NodeState) -> list[InstanceView]:
@@ -50,6 +59,7 @@ def view_of(state: NodeState) -> list[InstanceView]:
             one.host_gb,
             one.probe_s if one.quarantine else None,
             state.times.measured(one.id),
+            _ready_s(state, one),
         )
         for _, one in sorted(state.instances.items())
     ]

@@ -22,11 +22,12 @@ from services.gpu_manager.backends.protocol import (
     WrongAnswer,
 )
 from services.gpu_manager.devices import GIB, DescribedMemory, GpuDevice
+from services.gpu_manager.engine_use import NotServed
 from services.gpu_manager.executor import GpuExecutor
 from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kinds import GPUS
 from services.gpu_manager.service_entries import WrongEntries
-from services.gpu_manager.serving import NotServed, Serving
+from services.gpu_manager.serving import Serving
 from services.gpu_manager.specs import check_devices, given_engines, spec_of
 from shared.messages.grants import Granted
 from shared.model_services.entries import ServiceEntry, read_entries

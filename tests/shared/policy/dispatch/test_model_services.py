@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from shared.policy.dispatch.stimuli import (
     AttemptsEnded,
     InventoryReported,
     NodeJoined,
+    NodeLost,
     PlannerChecked,
     RequestsSubmitted,
     SilenceIgnored,
@@ -27,7 +29,7 @@ from shared.policy.dispatch.stimuli import (
 )
 from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.elasticity import Elasticity
-from shared.policy.model.formulation import Command, Grant, SetShare, Work
+from shared.policy.model.formulation import AnswerAction, Command, Grant, SetShare, Work
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.chunks import GPUS
@@ -395,3 +397,52 @@ def test_a_released_gpu_gets_no_second_holder() -> None:
     cluster.handle(replace(cluster.report("a"), released=first.numbers))
     (second,) = cluster.submit("r2", use("judge"))
     assert second.numbers != first.numbers
+
+
+def expired(cluster: Cluster, at_s: float) -> AnswerAction:
+    """Return the only answer when the deadline of a waiting action comes."""
+    cluster.now = at_s
+    commands = cluster.dispatcher.handle(at_s, SilenceIgnored(), TickPassed())
+    (answer,) = (one for one in commands if isinstance(one, AnswerAction))
+    return answer
+
+
+def waiting_for_a_restore(restoring: dict[str, float]) -> Cluster:
+    """One action has the only GPU, where its service is restored. Another one of the service waits until 6."""
+    cluster = Cluster(services={"x": served()})
+    cluster.join()
+    cluster.submit("first", use("x"))
+    cluster.now = 1.0
+    assert cluster.handle(replace(cluster.report("a"), restoring=restoring)) == []
+    late = request("late", use("x"), seq=1, at_s=1.0, deadline_s=6.0)
+    cluster.service_of["late"] = "x"
+    assert cluster.handle(RequestsSubmitted((late,))) == []
+    return cluster
+
+
+def test_work_whose_deadline_comes_in_the_queue_during_a_restore_gets_its_expected_end() -> None:
+    answer = expired(waiting_for_a_restore({"x": 20.0}), 6.0)
+    assert (answer.ended, answer.retry_in_s) == ("expired", 15.0)
+
+
+@pytest.mark.parametrize("restoring", [{}, {"y": 20.0}, {"x": math.nan}, {"x": math.inf}, {"x": -1.0}], ids=str)
+def test_work_that_waits_for_no_restore_gets_no_time(restoring: dict[str, float]) -> None:
+    assert expired(waiting_for_a_restore(restoring), 6.0).retry_in_s == 0.0
+
+
+def test_work_that_is_revoked_before_its_node_has_begun_it_gets_the_time_too() -> None:
+    cluster = waiting_for_a_restore({"x": 20.0})
+    cluster.now = 5.9
+    (grant,) = cluster.end("first")
+    cluster.dispatcher.handle(6.0, SilenceIgnored(), TickPassed())
+    end = Ended("late", grant.node, grant.attempt, 0, AttemptResult("cancelled"))
+    (answer,) = cluster.dispatcher.handle(6.0, AttemptsEnded((end,)))
+    assert isinstance(answer, AnswerAction)
+    assert (answer.ended, answer.retry_in_s) == ("expired", 15.0)
+
+
+def test_a_restore_that_has_ended_or_whose_node_has_gone_is_forgotten() -> None:
+    for over in (lambda one: one.report("a"), lambda _: NodeLost("a", "burnt")):
+        cluster = waiting_for_a_restore({"x": 20.0})
+        cluster.dispatcher.handle(2.0, over(cluster))
+        assert cluster.dispatcher.cluster.nodes.restores.ready_s("x", ["a"]) == 0.0

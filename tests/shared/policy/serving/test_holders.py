@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from shared.policy.serving.config import ServingConfig
-from shared.policy.serving.model import Admit, HolderEnded, InstanceId, LoadEngine, RefuseHolder, RunCanary, Wanted
+from shared.policy.serving.model import Admit, HolderEnded, InstanceId, LoadEngine, RunCanary, Wanted
 from tests.shared.policy.serving.node_driver import Driver, on, refusal, service
 
 
@@ -104,7 +104,9 @@ def test_a_restore_that_takes_longer_than_expected_is_expected_soon() -> None:
 def test_a_holder_whose_deadline_has_passed_is_refused() -> None:
     node = Driver(service("a"))
     node.resident(on("a"))
-    assert isinstance(node.want("h", on("a"), 0.0)[0], RefuseHolder)
+    refused = refusal(node.want("h", on("a"), 0.0))
+    assert refused.retry_in_s is not None, "its deadline is no reason to refuse the work"
+    assert node.serving.ready_in_s(node.now, on("a")) == 0.0, "it is resident"
 
 
 def test_waiting_holders_of_a_node_are_bounded() -> None:

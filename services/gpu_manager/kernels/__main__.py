@@ -1,4 +1,4 @@
-"""The two processes of an attempt: `device` and `judge`, each behind walls. Started by `attempt` alone."""
+"""The two processes of an attempt: `device` and `judge`, each behind walls. Started by `attempt`."""
 
 from __future__ import annotations
 

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from services.gpu_manager.kernels.descriptors import Descriptors
 
 ROOT: Final = Path(__file__).parents[3]
 """Directory of the packages `services` and `shared`."""
@@ -35,8 +36,6 @@ MOST_LINE: Final = 4 << 20
 MOST_WORDS: Final = 2000
 """Bytes that are read of the last words of a process."""
 _INHERITED: Final = ("PATH", "LANG", "LD_LIBRARY_PATH")
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-"""The process with the GPU could cut memory that the judge has mapped. That would kill the judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class AttemptEnd:
     report: dict[str, Any] | None
     """The judge's report; None: it wrote none."""
     phase: str
-    """Last phase that the judge reported, see `judge_process`."""
+    """Last phase that the judge reported, see `judge_process`; `judge`: none."""
     hung: bool
     """The phase has used up its part of the time limit."""
     took_s: float
@@ -79,7 +78,8 @@ class _Phases:
     """Time that the kernel and all else have used, each of half of the limit."""
 
     limit_s: float
-    phase: str = "reference"
+    phase: str = "judge"
+    """That of the judge's start, until it reports another one."""
     _used_s: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
     _since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
@@ -115,7 +115,7 @@ async def attempt(
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
-    with _Descriptors() as open_, tempfile.TemporaryDirectory(prefix="treadle-kernel-") as folder:
+    with Descriptors() as open_, tempfile.TemporaryDirectory(prefix="treadle-kernel-") as folder:
         judge_end, device_end = open_.pair()
         image, result, code = open_.memory("image"), open_.memory("result"), open_.memory("module", module)
         read, write = open_.pipe()
@@ -136,7 +136,7 @@ async def attempt(
 
 async def probe(gpu: GpuAccess, commands: RoleCommands = RoleCommands()) -> str:
     """Use the GPU from a new process without a module. Return why it does not work; empty: it works."""
-    with _Descriptors() as open_, tempfile.TemporaryDirectory(prefix="treadle-kernel-") as folder:
+    with Descriptors() as open_, tempfile.TemporaryDirectory(prefix="treadle-kernel-") as folder:
         own, device_end = open_.pair()
         image, result, code = open_.memory("image"), open_.memory("result"), open_.memory("module")
         plan: dict[str, Any] = {"image": image, "result": result}
@@ -263,47 +263,3 @@ async def _running(command: Sequence[str], plan: Mapping[str, Any], given: Seque
 def _search() -> str:
     """Return the places of modules: this package's, then those that the manager has of its caller."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-
-
-class _Descriptors:
-    """Descriptors of one attempt. What is still open at the end of the block is closed."""
-
-    def __init__(self) -> None:
-        self._open: set[int] = set()
-
-    def __enter__(self) -> _Descriptors:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close(*self._open)
-
-    def close(self, *descriptors: int) -> None:
-        for each in descriptors:
-            self._open.discard(each)
-            os.close(each)
-
-    def taken(self, descriptor: int) -> int:
-        """Return a descriptor that its user closes."""
-        self._open.discard(descriptor)
-        return descriptor
-
-    def _added(self, descriptors: Sequence[int]) -> Iterator[int]:
-        self._open.update(descriptors)
-        return iter(descriptors)
-
-    def pair(self) -> tuple[int, int]:
-        """Return two ends of a stream."""
-        one, other = self._added([each.detach() for each in socket.socketpair()])
-        return one, other
-
-    def pipe(self) -> tuple[int, int]:
-        read, write = self._added(os.pipe())
-        return read, write
-
-    def memory(self, name: str, content: bytes = b"") -> int:
-        """Return shared memory that nobody can shrink."""
-        (descriptor,) = self._added([os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)])
-        os.write(descriptor, content)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        return descriptor

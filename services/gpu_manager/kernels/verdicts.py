@@ -67,8 +67,8 @@ async def _result(params: CudaKernel, end: AttemptEnd, ask: Probe) -> AttemptRes
 async def _hung(end: AttemptEnd, ask: Probe) -> AttemptResult:
     if end.phase == "reference":
         return refused("reference: half of timeout_s was not enough for it; raise timeout_s, or make it faster")
-    if end.phase == "start":
-        return lost(f"the process with the GPU has not started in time; {end.words}"[:MOST_REASON])
+    if end.phase not in _SAMPLE:
+        return lost(f"the processes of the kernel have not started in time; {end.words}"[:MOST_REASON])
     if why := await ask():
         return lost(f"the GPU does not work after a kernel that was killed: {why}"[:MOST_REASON])
     reason = f"The {'module' if end.phase == 'load' else 'kernel'} has used up its half of timeout_s."

@@ -143,6 +143,12 @@ async def test_a_judge_that_ends_is_no_verdict() -> None:
     assert "gone" in result.reason
 
 
+async def test_a_judge_that_does_not_start_is_no_verdict() -> None:
+    slow = (sys.executable, "-c", "import time; time.sleep(100)")
+    result = await judged(params(), MODULE, GPU, 2, commands("right", slow))
+    assert (result.status, result.passed) == ("lost", None), result
+
+
 async def test_a_cancelled_attempt_leaves_nothing() -> None:
     before = psutil.Process().num_fds()
     running = asyncio.create_task(judged(params(), MODULE, GPU, WAIT_S, commands("hangs")))

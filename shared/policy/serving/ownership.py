@@ -82,6 +82,9 @@ class GpuOwnership:
     _above_s: float = inf
     """Time since which more GPUs are held than the share; infinity: not now."""
     _failures: int = 0
+    """Calls in a row that have failed."""
+    _last_failure: str = ""
+    """Text about the last of them, for reasons."""
     _not_before_s: float = -inf
     """Time of the next hook call."""
     _interrupted: dict[int, Hook] = field(default_factory=dict)
@@ -170,11 +173,11 @@ class GpuOwnership:
         return self._release(self._in("draining", "unknown", but=occupied))
 
     def _acquire(self, gpus: tuple[int, ...]) -> list[OwnershipCommand]:
-        self._set(gpus, "acquiring", "the hook on_acquire is called")
+        self._set(gpus, "acquiring", f"the hook on_acquire is called{self._last_failure}")
         return [Acquire(gpus)] if gpus else []
 
     def _release(self, gpus: tuple[int, ...]) -> list[OwnershipCommand]:
-        self._set(gpus, "releasing", "the hook on_release is called")
+        self._set(gpus, "releasing", f"the hook on_release is called{self._last_failure}")
         return [Release(gpus)] if gpus else []
 
     def ended(self, now: float, error: str = "") -> list[OwnershipCommand]:
@@ -184,10 +187,11 @@ class GpuOwnership:
             hook = "on_release" if releasing else "on_acquire"
             pause_s = self.first_retry_s * 2.0 ** min(self._failures, MOST_DOUBLINGS)
             self._failures += 1
+            self._last_failure = f"; the last call of a hook failed: {error}"
             self._not_before_s = now + min(self.most_retry_s, pause_s)
             self._set(releasing + acquiring, "unknown", f"the hook {hook} failed: {error}")
             return []
-        self._failures = 0
+        self._failures, self._last_failure = 0, ""
         self._set(releasing, "released", "released by the hook on_release")
         self._set(acquiring, "held", "")
         return [UseAgain(acquiring)] if acquiring else []

@@ -52,7 +52,7 @@ class Owner:
         self.usage = ResourceUsage(1)
 
     @asynccontextmanager
-    async def running(self, *, hook_s: float = 20.0) -> AsyncIterator[OwnedGpus]:
+    async def running(self, *, hook_s: float = 20.0, met_leader: bool = True) -> AsyncIterator[OwnedGpus]:
         command = json.dumps([sys.executable, "-c", HOOK, str(self.folder)])
         hooks = hooks_of(settings_of(on_release=command, on_acquire=command, hook_s=hook_s))
         assert hooks is not None
@@ -60,7 +60,7 @@ class Owner:
         async with open_http(lambda _: "") as http:
             owned = OwnedGpus(machine, self.records, self.node.serving, self.usage, hooks, http, "n", SYSTEM_CLOCK)
             owned.begin()
-            task = asyncio.create_task(owned.run(lambda: True, 0.0))
+            task = asyncio.create_task(owned.run(lambda: met_leader, 0.0))
             try:
                 yield owned
             finally:
@@ -121,6 +121,18 @@ async def test_a_failed_hook_is_called_again_and_its_gpu_is_not_used(tmp_path: P
         owner.mode("")
         await is_in(owned, "released" if event == "release" else "held")
         assert {call[0] for call in owner.calls()} == {event}
+
+
+@pytest.mark.parametrize(("recorded", "calls"), [("held", 0), ("released", 0), ("releasing", 1), ("acquiring", 1)])
+async def test_before_the_leader_was_met_only_interrupted_hooks_are_called(
+    tmp_path: Path, recorded: Recorded, calls: int
+) -> None:
+    owner = Owner(tmp_path)
+    owner.records.write([0], recorded, 0.0)
+    owner.usage.own(0 if recorded in ("held", "acquiring") else 1, SYSTEM_CLOCK.monotonic())
+    async with owner.running(met_leader=False):
+        await asyncio.sleep(1.0)
+    assert len(owner.calls()) == calls
 
 
 async def test_a_hook_that_hangs_has_failed_after_its_limit(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_a_failed_hook_leaves_the_gpus_unused_and_is_called_again_later_and_late
         while not (again := node.settle(now, share, NOBODY, NOBODY)):
             now += 0.5
         assert again == [call]
+        assert "it is in use" in node.reasons[0], "people see it also while the hook is called again"
         pauses.append(now - began)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     node.ended(now)

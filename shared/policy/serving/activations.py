@@ -35,7 +35,9 @@ MOST_FAULTS = 2
 
 
 class Activations:
-    """Activations of one node. A method is O(active instances on the GPUs concerned) if it names no other cost."""
+    """Activations of one node. A method is O(instances on the GPUs concerned that are not at rest) if it names no other
+    cost.
+    """
 
     def __init__(self, state: NodeState, queue: HolderQueue, engines: EngineSteps) -> None:
         self._state = state
@@ -140,34 +142,44 @@ class Activations:
     def _plan(self, one: EngineInstance, now: float) -> EvictionPlan | None:
         """Evictions after which the memory is enough; None if those that are possible now are not.
 
-        O(active instances on the GPUs concerned + sleepers), and the search of `choose_levels`.
+        If awake ones are not enough, also O(sleepers on the GPUs); if host memory lacks, O(sleepers of the node). To
+        that comes the search of `choose_levels`.
         """
         state = self._state
         more = one.spec.awake_gb - one.device_gb
         needs = [state.used_gb(gpu) + more - state.memory.device_gb[gpu] for gpu in one.id.chunk.gpus]
         if all(need <= ROUNDING for need in needs):
             return EvictionPlan(())
-        idle = self._idle(one, now, overdue=one.overdue(now, state.config.max_wait_s))
-        awake = [other for other in idle if other.place == "awake"]
-        victims = choose_victims(needs, self._candidates(awake, one))
+        overdue = one.overdue(now, state.config.max_wait_s)
+        victims = choose_victims(needs, self._candidates(self._awake(one, now, overdue=overdue), one))
         if victims is None:  # sleepers are given up last, so all of them are spared if the others are enough
-            victims = choose_victims(needs, self._candidates(idle, one))
+            victims = choose_victims(needs, self._candidates(self._idle(one, now, overdue=overdue), one))
         if victims is None:
             return None
+        plan = choose_levels(needs, victims, inf)
         free_gb = state.host_free_gb()
-        plan = choose_levels(needs, victims, free_gb)
-        if plan.cost_s > choose_levels(needs, victims, inf).cost_s:  # more host memory would make it cheaper
+        if plan.host_gb > free_gb + ROUNDING:
             chosen = {victim.instance for victim in victims}
             sleepers = [sleeper for sleeper in self._sleepers(one) if sleeper.instance not in chosen]
             plan = choose_levels(needs, victims, free_gb, sleepers)
         return plan
 
+    def _awake(self, one: EngineInstance, now: float, *, overdue: bool) -> list[EngineInstance]:
+        """Idle instances on the GPUs that are awake, in the order in which they are given up: by priority and LRU."""
+        awake = (other for other in self._state.overlapping(one) if other.place == "awake")
+        return self._given_up(one, awake, now, overdue=overdue)
+
     def _idle(self, one: EngineInstance, now: float, *, overdue: bool) -> list[EngineInstance]:
-        """Idle instances on the GPUs in the order in which they are given up: awake ones by priority and LRU, and then
-        sleepers, which free little and whose load costs much.
+        """Idle instances on the GPUs in the order in which they are given up: awake ones, and then sleepers, which free
+        little and whose load costs much. O(sleepers on the GPUs) too.
         """
-        near = [other for other in self._state.overlapping(one) if other.claim != "cold"]
-        near = [other for other in near if overdue or other.kept_until_s() <= now]
+        resting = self._state.resting.overlapping(one).values()
+        return self._given_up(one, [*self._state.overlapping(one), *resting], now, overdue=overdue)
+
+    def _given_up(
+        self, one: EngineInstance, near: Iterable[EngineInstance], now: float, *, overdue: bool
+    ) -> list[EngineInstance]:
+        near = [other for other in near if other.claim != "cold" and (overdue or other.kept_until_s() <= now)]
         busy: dict[int, bool] = {}
         idle = [other for other in near if self._free(other, one, busy)]
         idle.sort(key=lambda other: (other.place != "awake", -other.spec.priority, other.used_s, other.id))
@@ -194,10 +206,13 @@ class Activations:
     def _options(self, other: EngineInstance, one: EngineInstance) -> list[LevelOption]:
         times = self._state.times
         levels: tuple[Level, ...] = other.spec.levels if other.place == "awake" else ()
+        (first, size), (wanted, count) = other.id.chunk, one.id.chunk
+        before, shared = max(0, first - wanted), min(size, count)  # aligned chunks: one of them has all of the other
         options = []
         for level in dict.fromkeys((*levels, "cold")):
             left = 0.0 if level == "cold" else other.spec.asleep_gb.get(level, 0.0)
-            frees = tuple(other.device_gb - left if gpu in other.id.chunk.gpus else 0.0 for gpu in one.id.chunk.gpus)
+            freed = other.device_gb - left
+            frees = (0.0,) * before + (freed,) * shared + (0.0,) * (count - before - shared)
             cost_s = times.evict_s(other.id, level) + times.restore_s(other.id, level)
             if other.place != "awake":
                 cost_s = self._stop_cost_s(other)
@@ -259,7 +274,8 @@ class Activations:
         """Evict the next LRU instance and try again, once; minimum residency does not matter then."""
         if one.leaving or one.activation is None:
             return
-        candidates = self._candidates(self._idle(one, now, overdue=True)[:1], one)
+        idle = self._awake(one, now, overdue=True) or self._idle(one, now, overdue=True)
+        candidates = self._candidates(idle[:1], one)
         what = f"its {stepped.step} ran out of memory: {stepped.reason}"
         if one.activation.oom or not candidates or not one.waiting:
             self._engines.quarantine(one, what, now)

@@ -202,7 +202,7 @@ class EngineSteps:
             if sum(others) + spec.host_gb.get(residency, 0.0) > state.memory.host_gb:
                 return "sleeping engines were found with more host memory than the budget"
         for gpu in one.id.chunk.gpus:
-            others = (it.device_gb for it in state.gpus[gpu].values() if it.state != "unknown" and it is not one)
+            others = (it.device_gb for it in state.active_on(gpu) if it.state != "unknown" and it is not one)
             if sum(others) + gb > state.memory.device_gb[gpu]:
                 return f"engines were found with more memory than GPU {gpu} has"
         return ""

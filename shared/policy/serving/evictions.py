@@ -65,6 +65,8 @@ class EvictionPlan(NamedTuple):
     levels: tuple[tuple[InstanceId, Level], ...]
     stopped: tuple[InstanceId, ...] = ()
     cost_s: float = 0.0
+    host_gb: float = 0.0
+    """Host memory that the victims use afterwards."""
 
 
 def choose_victims(needs_gb: Sequence[float], candidates: Sequence[Candidate]) -> list[Candidate] | None:
@@ -76,15 +78,14 @@ def choose_victims(needs_gb: Sequence[float], candidates: Sequence[Candidate]) -
 
     O(candidates x GPUs).
     """
-    spare = [-need for need in needs_gb]
-    for candidate in candidates:
-        spare = [have + more for have, more in zip(spare, candidate.cold.frees_gb, strict=True)]
-    if any(have < -ROUNDING for have in spare):
+    frees_gb = [candidate.cold.frees_gb for candidate in candidates]
+    spare = [sum(freed) - need for need, *freed in zip(needs_gb, *frees_gb, strict=True)]
+    if min(spare, default=0.0) < -ROUNDING:
         return None
     chosen = []
-    for candidate in reversed(candidates):
-        without = [have - less for have, less in zip(spare, candidate.cold.frees_gb, strict=True)]
-        if all(have >= -ROUNDING for have in without):
+    for candidate, freed in zip(reversed(candidates), reversed(frees_gb), strict=True):
+        without = [have - less for have, less in zip(spare, freed, strict=True)]
+        if min(without, default=0.0) >= -ROUNDING:
             spare = without
         else:
             chosen.append(candidate)
@@ -107,7 +108,9 @@ def choose_levels(
 
     O(MOST_VISITED x sleepers that are tried) at worst, O(victims x levels) if the cheapest levels fit.
     """
-    least_s = _cheapest(needs_gb, victims, inf)[0]
+    least_s, levels, host_gb = _cheapest(needs_gb, victims, inf)
+    if host_gb <= host_free_gb + ROUNDING:
+        return _plan(victims, levels, (), least_s, host_gb)
     best: EvictionPlan | None = None
     extra_s = 0.0
     for count in range(len(sleepers) + 1):
@@ -116,17 +119,54 @@ def choose_levels(
             extra_s += sleepers[count - 1].cost_s
         if best is not None and best.cost_s <= least_s + extra_s:
             break  # more sleepers cost at least as much
-        cost_s, levels = _cheapest(needs_gb, victims, host_free_gb)
+        cost_s, levels, host_gb = _cheapest(needs_gb, victims, host_free_gb)
         if best is None or cost_s + extra_s < best.cost_s:
-            chosen = tuple((victim.instance, level) for victim, level in zip(victims, levels, strict=True))
-            best = EvictionPlan(chosen, tuple(sleeper.instance for sleeper in sleepers[:count]), cost_s + extra_s)
+            best = _plan(victims, levels, sleepers[:count], cost_s + extra_s, host_gb)
     assert best is not None
     return best
 
 
-def _cheapest(needs_gb: Sequence[float], victims: Sequence[Candidate], host_gb: float) -> tuple[float, list[Level]]:
-    """Return the least cost and its levels, by depth-first search with bounds. Of equal costs a sleep is preferred."""
-    options = [sorted(victim.options, key=lambda option: (option.cost_s, option.level)) for victim in victims]
+def _plan(
+    victims: Sequence[Candidate],
+    levels: Sequence[Level],
+    stopped: Sequence[SleepingEngine],
+    cost_s: float,
+    host_gb: float,
+) -> EvictionPlan:
+    chosen = tuple((victim.instance, level) for victim, level in zip(victims, levels, strict=True))
+    return EvictionPlan(chosen, tuple(sleeper.instance for sleeper in stopped), cost_s, host_gb)
+
+
+def _cheapest(
+    needs_gb: Sequence[float], victims: Sequence[Candidate], host_gb: float
+) -> tuple[float, Sequence[Level], float]:
+    """Return the least cost, its levels and their host memory. Of equal costs a sleep is preferred.
+
+    The cheapest level of each victim is the answer if these free enough and fit. Otherwise a depth-first search with
+    bounds finds it.
+    """
+    options = [sorted(victim.options, key=_by_cost) for victim in victims]
+    first = [of_victim[0] for of_victim in options]
+    used_gb = sum(option.host_gb for option in first)
+    freed_gb = [sum(freed) for freed in zip(*(option.frees_gb for option in first), strict=True)] or [0.0] * len(
+        needs_gb
+    )
+    if used_gb <= host_gb + ROUNDING and all(map(_enough, needs_gb, freed_gb)):
+        return sum(option.cost_s for option in first), [option.level for option in first], used_gb
+    return _searched(needs_gb, victims, options, host_gb)
+
+
+def _by_cost(option: LevelOption) -> tuple[float, Level]:
+    return option.cost_s, option.level
+
+
+def _enough(need_gb: float, freed_gb: float) -> bool:
+    return need_gb <= freed_gb + ROUNDING
+
+
+def _searched(
+    needs_gb: Sequence[float], victims: Sequence[Candidate], options: Sequence[Sequence[LevelOption]], host_gb: float
+) -> tuple[float, Sequence[Level], float]:
     rest_s = [0.0]
     most = [tuple(0.0 for _ in needs_gb)]
     for victim, of_victim in zip(reversed(victims), reversed(options), strict=True):
@@ -134,24 +174,23 @@ def _cheapest(needs_gb: Sequence[float], victims: Sequence[Candidate], host_gb: 
         most.append(tuple(a + b for a, b in zip(most[-1], victim.cold.frees_gb, strict=True)))
     rest_s.reverse()
     most.reverse()
-    best_s, best = inf, list[Level]()
+    best_s, best, best_gb = inf, tuple[Level, ...](), 0.0
     visited = 0
-    stack: list[tuple[int, float, tuple[float, ...], float, tuple[Level, ...]]] = [
-        (0, 0.0, tuple(needs_gb), host_gb, ())
-    ]
+    stack: list[tuple[int, float, tuple[float, ...], float, tuple[Level, ...]]] = [(0, 0.0, tuple(needs_gb), 0.0, ())]
     while stack and visited < MOST_VISITED:
-        number, cost_s, needs, host, levels = stack.pop()
+        number, cost_s, needs, used_gb, levels = stack.pop()
         if cost_s + rest_s[number] >= best_s:
             continue
         if number == len(victims):
-            best_s, best = cost_s, list(levels)
+            best_s, best, best_gb = cost_s, levels, used_gb
             continue
         for option in reversed(options[number]):
             visited += 1
             left = tuple(need - freed for need, freed in zip(needs, option.frees_gb, strict=True))
             possible = all(need <= later + ROUNDING for need, later in zip(left, most[number + 1], strict=True))
-            if possible and option.host_gb <= host + ROUNDING:
-                stack.append((number + 1, cost_s + option.cost_s, left, host - option.host_gb, (*levels, option.level)))
+            more_gb = used_gb + option.host_gb
+            if possible and more_gb <= host_gb + ROUNDING:
+                stack.append((number + 1, cost_s + option.cost_s, left, more_gb, (*levels, option.level)))
     if best_s == inf:  # the search was cut short
-        return sum(victim.cold.cost_s for victim in victims), ["cold" for _ in victims]
-    return best_s, best
+        return sum(victim.cold.cost_s for victim in victims), ["cold" for _ in victims], 0.0
+    return best_s, best, best_gb

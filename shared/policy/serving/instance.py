@@ -177,6 +177,11 @@ class EngineInstance:
         return self.state not in ("unknown", "running", "draining")
 
     @property
+    def resting(self) -> bool:
+        """Whether it is at rest: dormant, and not awake. It changes by nothing but stimuli and decisions about it."""
+        return self.claim != "awake" and not self.stuck and self.dormant
+
+    @property
     def exclusive(self) -> bool:
         """Whether a step is under way beside which no step on its GPUs begins: it takes memory or uses the GPU."""
         return self.step in ("load", "restore", "canary")

@@ -24,9 +24,9 @@ Laws. Each one is held by the model checker (all interleavings of small cases) a
   9. An idle instance stays resident until its memory is needed. `view` changes nothing (test_turns.py).
   10. An engine that answers none of its holders for `hung_after_s` is read, and treated as dead if it hangs
      (`liveness`).
-A stimulus costs what `Turns.settle` costs: it depends on the active instances of the GPUs concerned, and not on all
-instances. `ServiceSet`, `ServiceRemoved` and a GPU that is good again cost O(instances). A plan
-that evicts also costs O(sleepers of the node).
+A stimulus costs what `Turns.settle` costs: it depends on the instances of the GPUs concerned that are not at rest
+(`resting`), and not on all instances. `ServiceSet`, `ServiceRemoved` and a GPU that is good again cost O(instances). A
+plan that gives up sleepers also costs O(those on its GPUs), and for their host memory O(sleepers of the node).
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class NodeServing:
                     state.touch(one)
             return
         state.bad[gpu] = marked.reason
-        for one in list(state.gpus[gpu].values()):
+        for one in state.active_on(gpu):
             reason = state.bad_reason(one.id)
             self._queue.refuse_running(one, reason, state.config.bad_device_retry_s)
             self._queue.refuse_waiting(one, reason, state.config.bad_device_retry_s)

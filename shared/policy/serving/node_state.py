@@ -13,6 +13,7 @@ from shared.policy.serving import model
 from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.instance import EngineInstance
 from shared.policy.serving.model import Command, InstanceId, Level, ModelServiceSpec, NodeMemory, State, Step
+from shared.policy.serving.resting import RestingEngines
 from shared.policy.serving.step_times import StepTimes
 from shared.policy.serving.timers import Timers
 
@@ -28,11 +29,14 @@ class NodeState:
     instances: dict[InstanceId, EngineInstance] = field(default_factory=dict)
     """Every instance that was wanted or found since its service was declared."""
     gpus: list[dict[InstanceId, EngineInstance]] = field(default_factory=list)
-    """GPU -> its active instances: those with an engine, a holder or something to do."""
+    """GPU -> its active instances that are not at rest: those that are awake, or have a holder or something to do."""
     bad: dict[int, str] = field(default_factory=dict)
     """Bad GPU -> reason."""
     holders: dict[str, InstanceId] = field(default_factory=dict)
     """Waiting and admitted holders."""
+    resting: RestingEngines = field(init=False)
+    moving: dict[InstanceId, EngineInstance] = field(default_factory=dict)
+    """The instances of `gpus`."""
     sleepers: dict[InstanceId, EngineInstance] = field(default_factory=dict)
     """Instances that may use host memory, the oldest first."""
     waiting: int = 0
@@ -44,6 +48,9 @@ class NodeState:
     agenda: set[InstanceId] = field(default_factory=set)
     """Instances that have changed since then, and those that have something to do."""
     commands: list[Command] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.resting = RestingEngines([{} for _ in self.gpus])
 
     def of_service(self, name: str) -> list[EngineInstance]:
         """Instances of a service. O(instances): only changes of a service need it."""
@@ -64,35 +71,49 @@ class NodeState:
     def touch(self, one: EngineInstance) -> None:
         """Note that an instance has changed."""
         self.agenda.add(one.id)
+        self.resting.remove(one)
+        self.moving[one.id] = one
         for gpu in one.id.chunk.gpus:
             self.gpus[gpu][one.id] = one
             self.changed.add(gpu)
 
-    def remove_passive(self, one: EngineInstance) -> None:
-        """Remove an instance from its GPUs if it does not matter to others. Without its service it is forgotten."""
-        if one.active:
+    def put_aside(self, one: EngineInstance) -> None:
+        """Remove an instance from its GPUs if it does not matter to others, and let it rest if it has nothing to do.
+        Without an engine and its service it is forgotten.
+        """
+        if one.dormant:
+            self.agenda.discard(one.id)
+        active = one.active
+        if active and not one.resting:
             return
+        self.moving.pop(one.id, None)
         for gpu in one.id.chunk.gpus:
             self.gpus[gpu].pop(one.id, None)
-        if one.id.service not in self.services:
+        if active:
+            self.resting.add(one)
+        elif one.id.service not in self.services:
             self.instances.pop(one.id, None)
             self.agenda.discard(one.id)
             self.timers.set(one.id, inf)
             self.times.forget(one.id.service)
 
     def overlapping(self, one: EngineInstance) -> list[EngineInstance]:
-        """Other active instances that share a GPU. O(active instances on the GPUs)."""
+        """Other active instances that share a GPU and are not at rest. O(those)."""
         found = {name: other for gpu in one.id.chunk.gpus for name, other in self.gpus[gpu].items()}
         found.pop(one.id, None)
         return list(found.values())
 
+    def active_on(self, gpu: int) -> list[EngineInstance]:
+        """All active instances on a GPU. O(those)."""
+        return [*self.gpus[gpu].values(), *self.resting.gpus[gpu].values()]
+
     def used_gb(self, gpu: int) -> float:
-        """Device memory that may be used on a GPU. O(active instances on it)."""
-        return sum(one.device_gb for one in self.gpus[gpu].values())
+        """Device memory that may be used on a GPU. O(instances on it that are not at rest)."""
+        return self.resting.device_gb(gpu) + sum(one.device_gb for one in self.gpus[gpu].values())
 
     def host_free_gb(self) -> float:
-        """Host memory that no sleeper may use. O(sleepers)."""
-        return self.memory.host_gb - sum(one.host_gb for one in self.sleepers.values())
+        """Host memory that no sleeper may use. O(instances that are not at rest)."""
+        return self.memory.host_gb - self.resting.host_gb - sum(one.host_gb for one in self.moving.values())
 
     def bad_reason(self, name: InstanceId) -> str:
         """Reason for which a GPU of an instance is bad; empty if all are good."""
@@ -104,7 +125,7 @@ class NodeState:
         return size in SIZES and first >= 0 and first % size == 0 and first + size <= len(self.gpus)
 
     def steps_near(self, one: EngineInstance) -> list[EngineInstance]:
-        """Other instances that share a GPU and have a step under way. O(active instances on the GPUs)."""
+        """Other instances that share a GPU and have a step under way. O(instances there that are not at rest)."""
         return [other for other in self.overlapping(one) if other.step is not None]
 
     # ---- changes of an instance --------------------------------------------------------------------------------

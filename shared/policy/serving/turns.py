@@ -37,9 +37,9 @@ class Turns:
         self._activations = activations
 
     def settle(self, now: float) -> None:
-        """Do all that is possible after a change. O(A x W): A active instances on the GPUs concerned, W of which
-        wait or drain. Those that are not on the agenda cost one look. The GPUs concerned are the changed ones, and all
-        GPUs of engines on these.
+        """Do all that is possible after a change. O(A x W): A instances on the GPUs concerned that are not at rest, W
+        of which wait or drain. Those that are not on the agenda cost one look. The GPUs concerned are the changed ones,
+        and all GPUs of engines on these.
         """
         state = self._state
         seen: dict[InstanceId, EngineInstance] = {}
@@ -56,9 +56,7 @@ class Turns:
                 self._fence(one, now)
         for one in seen.values():
             state.timers.set(one.id, self._next_s(one, now))
-            state.remove_passive(one)
-            if one.dormant:
-                state.agenda.discard(one.id)
+            state.put_aside(one)
 
     def due(self, one: EngineInstance, now: float) -> None:
         """Handle the time of an instance. O(its holders)."""
@@ -84,6 +82,7 @@ class Turns:
         for gpu in state.changed:
             if len(gpus) == len(state.gpus):
                 break
+            gpus.update(state.resting.joined(gpu))
             for one in state.gpus[gpu].values():
                 if one.id.chunk.size > 1 and (
                     one.claim != "cold" or one.step is not None or one.activation is not None

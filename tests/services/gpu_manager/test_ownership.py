@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from services.gpu_manager.engine_use import NotServed
 from services.gpu_manager.ownership import OwnedGpus, check_no_release, hooks_of
 from services.gpu_manager.ownership_records import OwnershipRecords
-from services.gpu_manager.serving import NotServed
 from services.gpu_manager.settings import GpuManagerSettings
 from shared.node.resource_usage import ResourceUsage
 from shared.policy.serving.ownership import GpuOwnership, Recorded

@@ -50,7 +50,7 @@ def state_key(serving: NodeServing, now: float) -> Hashable:
     orders = sorted(holder.order for one in instances for holder in one.waiting.values())
     return (
         tuple(_instance_key(one, now, state.config, used, orders) for one in instances),
-        tuple(tuple(sorted(gpu)) for gpu in state.gpus),
+        tuple(tuple(sorted(one.id for one in state.active_on(gpu))) for gpu in range(len(state.gpus))),
         tuple(state.sleepers),
         tuple(sorted(state.bad)),
         tuple(sorted(state.services)),

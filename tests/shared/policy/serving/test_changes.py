@@ -19,6 +19,7 @@ def test_a_removed_service_is_drained_and_stopped_and_nothing_of_it_stays() -> N
     assert node.serving.view() == []
     state = node.serving._state
     left = [state.instances, state.holders, state.times._means, state.sleepers, state.timers._times, *state.gpus]
+    left += [state.moving, state.agenda, *state.resting.gpus]
     assert not any(left)
 
 

@@ -109,6 +109,7 @@ def check(
     assert enough(needs, [option.frees_gb for option in options])
     assert sum(option.host_gb for option in options) <= host_gb + sum(sleeper.host_gb for sleeper in stopped)
     assert plan.cost_s == sum(option.cost_s for option in options) + sum(sleeper.cost_s for sleeper in stopped)
+    assert plan.host_gb == sum(option.host_gb for option in options)
 
 
 def test_a_search_that_is_cut_short_still_frees_enough() -> None:
@@ -133,6 +134,7 @@ def test_an_old_sleeper_is_stopped_if_that_is_cheaper() -> None:
         name(0), (LevelOption("cold", 60.0, (10.0, 0.0)), LevelOption("asleep1", 4.0, (10.0, 0.0), 10.0))
     )
     cheap, dear = SleepingEngine(name(1), 10.0, 20.0), SleepingEngine(name(1), 10.0, 70.0)
-    assert choose_levels((8.0, 0.0), [victim], 5.0, [cheap]) == EvictionPlan(((name(0), "asleep1"),), (name(1),), 24.0)
-    assert choose_levels((8.0, 0.0), [victim], 5.0, [dear]) == EvictionPlan(((name(0), "cold"),), (), 60.0)
+    asleep = EvictionPlan(((name(0), "asleep1"),), (name(1),), 24.0, 10.0)
+    assert choose_levels((8.0, 0.0), [victim], 5.0, [cheap]) == asleep
+    assert choose_levels((8.0, 0.0), [victim], 5.0, [dear]) == EvictionPlan(((name(0), "cold"),), (), 60.0, 0.0)
     assert choose_levels((8.0, 0.0), [victim], 10.0, [cheap]).stopped == ()

@@ -1,4 +1,7 @@
-"""Random histories of a node against what its executor sees: outcomes, delays, deaths, restarts and changes."""
+"""Random histories of a node against what its executor sees: outcomes, delays, deaths, restarts and changes.
+
+A second machine, in which no engine rests, decides the same.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ from shared.policy.serving.model import (
 )
 from shared.policy.serving.node_serving import NodeServing
 from tests.shared.policy.serving.fake_node import FakeNode
+from tests.shared.policy.serving.restless import check_resting, restless
 
 CONFIG = ServingConfig(
     max_wait_s=20.0,
@@ -75,10 +79,13 @@ class ServingMachine(RuleBasedStateMachine):
             self.set(spec)
 
     def start(self) -> None:
-        self.serving = NodeServing(MEMORY, CONFIG)
+        self.serving, self.restless = NodeServing(MEMORY, CONFIG), restless(NodeServing(MEMORY, CONFIG))
 
     def handle(self, stimulus: Stimulus) -> None:
-        self.node.apply(self.serving.handle(self.now, stimulus), self.now)
+        commands = self.serving.handle(self.now, stimulus)
+        assert commands == self.restless.handle(self.now, stimulus)
+        check_resting(self.serving)
+        self.node.apply(commands, self.now)
         shown = {one.instance: one for one in self.serving.view()}
         assert sorted(holder for one in shown.values() for holder in one.waiting) == sorted(self.node.waiting)
         assert sorted(holder for one in shown.values() for holder in one.running) == sorted(self.node.running)

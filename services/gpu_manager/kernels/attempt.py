@@ -144,20 +144,27 @@ async def probe(gpu: GpuAccess, commands: RoleCommands = RoleCommands()) -> str:
         try:
             async with _running(commands.device, plan, (device_end, image, result, code)) as process:
                 open_.close(device_end)
-                reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=open_.taken(own)))
-                try:
-                    async with asyncio.timeout(PROBE_S):
-                        writer.write(b'{"do": "probe"}\n')
-                        answers = [await reader.readline(), await reader.readline()]  # its description, and the answer
-                finally:
-                    writer.close()
+                answer = await _asked(open_.taken(own))
         except TimeoutError:
             return f"it has not answered within {PROBE_S:g} s"
         except OSError as error:
             return str(error)
-        if answers[1].strip() == b"{}":
-            return ""
-        return answers[1].decode(errors="replace").strip()[:MOST_WORDS] or process.words()
+        return "" if answer == "{}" else answer or process.words()
+
+
+async def _asked(channel: int) -> str:
+    """Return the answer of a probed process; empty: it has ended."""
+    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=channel))
+    try:
+        async with asyncio.timeout(PROBE_S):
+            writer.write(b'{"do": "probe"}\n')
+            await reader.readline()  # its description
+            answer = await reader.readline()
+    except ConnectionError:
+        return ""
+    finally:
+        writer.close()
+    return answer.decode(errors="replace").strip()[:MOST_WORDS]
 
 
 def _root(folder: str, name: str) -> str:

@@ -17,6 +17,19 @@ _ANSWER = {
     "score": 1.0,
     "act": {"queue_s": 0.0004, "execution_s": 0.021, "overhead_s": 0.0031, "total_s": 0.0245},
 }
+_KERNEL = {
+    "code": 'extern "C" __global__ void twice(const float* a, float* out, int n) {\n'
+    "  int i = blockIdx.x * blockDim.x + threadIdx.x;\n  if (i < n) out[i] = 2 * a[i];\n}\n",
+    "kernel": "twice",
+    "arguments": [
+        {"name": "a", "role": "input", "dtype": "float32", "shape": ["n"]},
+        {"name": "out", "role": "output", "dtype": "float32", "shape": ["n"]},
+        {"name": "n", "role": "scalar", "dtype": "int32", "value": "n"},
+    ],
+    "launch": {"grid": ["ceildiv(n, 256)"], "block": [256]},
+    "cases": [{"sizes": {"n": 1048576}}],
+    "reference": "def reference(a, n):\n    return 2 * a\n",
+}
 _PROBLEM = {
     "type": "https://treadle.example/problems/bad-request",
     "title": "Bad request",
@@ -52,6 +65,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
             },
             "quotas": {"judge": 1, "judge-tokens": 800},
         },
+        "a CUDA kernel": {"kind": "cuda.kernel", "params": _KERNEL},
         "nothing": {"kind": "noop"},
     },
     "park_action": {"a model call": {"reason": "waits for a model call"}},

@@ -175,7 +175,7 @@ def test_each_call_is_recorded_once_if_the_thread_writes_while_one_is_added(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "KEPT", 1000)
-    mesh = RecordedMesh(folder, most_bytes=10_000)
+    mesh = RecordedMesh(folder, most_bytes=12_000)
     mesh.recorder._pending = InterleavedQueue(mesh.recorder)
     mesh.work(50)
     mesh.recorder.close()

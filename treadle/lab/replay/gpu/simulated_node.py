@@ -57,6 +57,7 @@ class SimulatedGpuNode:
         self._resident: set[InstanceId] = set()
         self._wake_s = inf
         config = ServingConfig(
+            hung_after_s=inf,
             evict_s={"cold": 5.0, ASLEEP: engines.evict_s},
             restore_s={"cold": engines.cold_s, ASLEEP: _mean(restore_s(one, 4, engines) for one in services.values())},
         )

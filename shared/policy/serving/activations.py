@@ -62,16 +62,16 @@ class Activations:
             self._begin(one, now)
 
     def ahead(self, one: EngineInstance, others: list[EngineInstance], now: float) -> EngineInstance | None:
-        """Return another instance whose holder is overdue and goes first; None if there is none."""
+        """Return the other instance whose overdue holder goes first; None if there is none, or this one is first."""
         config = self._state.config
-        overdue = one.oldest if one.overdue(now, config.max_wait_s) else None
+        overdue, found = one.oldest if one.overdue(now, config.max_wait_s) else None, None
         for other in others:
             oldest = other.oldest
             if oldest is None or not other.overdue(now, config.max_wait_s):
                 continue
             if overdue is None or oldest.order < overdue.order:
-                return other
-        return None
+                overdue, found = oldest, other
+        return found
 
     def _may_use(self, one: EngineInstance, now: float) -> bool:
         """Return whether no other instance uses a GPU of the chunk, changes on it, or goes first."""

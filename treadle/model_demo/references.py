@@ -17,7 +17,7 @@ import psutil
 from treadle.mesh import mesh_command
 from treadle.model_demo.cases import SERVICES, DemoCase, Service, Value, case_of, is_new, plain_value
 from treadle.model_demo.engines import GIB
-from treadle.model_demo.models import DemoModels
+from treadle.model_demo.models import ALLOCATOR, DemoModels
 from treadle.model_demo.samples import Solution
 
 START_S: Final = 120.0
@@ -110,7 +110,7 @@ async def _served(command: Sequence[str]) -> AsyncIterator[tuple[aiohttp.ClientS
     """Start a server at a free port, and stop it at the end. Yield a session with its address, and its process."""
     port = _free_port()
     argv = [part.replace("{port}", str(port)) for part in command]
-    environ = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = {**os.environ, **ALLOCATOR, "VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": ""}
     process = await asyncio.create_subprocess_exec(
         *argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ, limit=1 << 20
     )

@@ -20,6 +20,7 @@ from shared.policy.dispatch.blocked import Blocked
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.elastic_grants import NewGrant, grant_elastic_units
 from shared.policy.dispatch.elastic_waits import ElasticWaits
+from shared.policy.dispatch.engine_choice import EngineChoice
 from shared.policy.dispatch.invariants import InvariantError
 from shared.policy.dispatch.lanes import behind_head
 from shared.policy.dispatch.node_choice import (
@@ -64,6 +65,7 @@ class SchedulingRound:
     waits: ElasticWaits = field(init=False)
     turns: QuotaTurns = field(init=False)
     swaps: Swaps = field(init=False)
+    engines: EngineChoice = field(init=False)
     trying: str = ""
     """Action for which a node was looked for last."""
 
@@ -71,6 +73,7 @@ class SchedulingRound:
         self.waits = ElasticWaits(self.cluster, self.now, self.new_grants)
         self.turns = QuotaTurns(self.cluster, self.now)
         self.swaps = Swaps(self.cluster, self.now)
+        self.engines = EngineChoice(self.cluster, self.now)
         self.sleeping = SleepingHeads(self.cluster, self.now, self.waits.nodes)
 
     def forbids(self, node: Node, action: ActionState) -> bool:
@@ -145,7 +148,8 @@ class SchedulingRound:
             self._grant(lane, action, node, is_head=True, prefetched=True)
         else:
             lane.feasible = head
-            waits = head in self.turns.held_back or head in self.swaps.waiting
+            waits_for_engine = head in self.swaps.waiting or head in self.engines.waiting
+            waits = head in self.turns.held_back or waits_for_engine
             if not waits and not follows(self.waits.nodes, nodes, action):
                 self.blocked.append(Blocked(action, pool, lane))
             if not self._backfill(pool, lane) and head in self.swaps.waiting:
@@ -179,6 +183,8 @@ class SchedulingRound:
             if self.turns.lacks(action):
                 return None
         waits: AbstractSet[str] = frozenset()
+        if action.scales and action.work.service:
+            return self._place_engine(pool, lane, action)
         if action.scales:
             action.units = action.work.units  # decided anew each time
             waits = self.waits.nodes
@@ -187,6 +193,21 @@ class SchedulingRound:
                 continue
             if not (self.forbids(node, action) or (action.scales and self.waits.too_early(node, action))):
                 return node
+        if action.work.quotas:
+            self.turns.found_no_node(action)
+        return None
+
+    def _place_engine(self, pool: Pool, lane: Lane, action: ActionState) -> Node | None:
+        """Return the node where elastic work of a model service may start now, if any; its degree is chosen with it."""
+        action.units, scaled = action.work.units, self.cluster.durations.scalable(action)
+        if scaled is None or self.cluster.elastic.rule is None:
+            found = places(self.cluster, pool, lane, action, self.now)
+        else:
+            found = self.engines.places(pool, lane, action, scaled)
+        for node in found:
+            if not (self.swaps.too_early(node, action) or self.forbids(node, action)):
+                return node
+        action.units = action.work.units
         if action.work.quotas:
             self.turns.found_no_node(action)
         return None

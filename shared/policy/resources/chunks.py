@@ -6,8 +6,9 @@ from the set of free GPUs. Laws (tests/shared/policy/resources/test_chunks.py):
     service's concurrency;
   - a GPU that is marked bad is in no new chunk. It still counts as existing;
   - a new holder joins a busy chunk of its service, if one has room. Otherwise the smallest free block that is large
-    enough is split. Among blocks of one level, a chunk that holds the service is first, then the one that was used
-    least recently. Blocks above the largest degree of the node's services count as one level: nothing needs them whole.
+    enough is split. Among blocks of one level, a chunk that holds the service is first, then one with memory for it
+    beside what is resident, then the one that was used least recently. Blocks above the largest degree of the node's
+    services count as one level: nothing needs them whole.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Final, NamedTuple
 
 from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
-from shared.policy.resources.model_residency import ModelResidency
-from shared.policy.resources.resource import NO_USE, Operator, Rank, Resource, ResourceSpec, Use
+from shared.policy.resources.model_residency import ROUNDING_GB, Implied, ModelResidency
+from shared.policy.resources.resource import NO_USE, Operator, Place, Rank, Resource, ResourceSpec, Use
 
 
 @dataclass(slots=True)
@@ -39,15 +40,30 @@ class ChunkChoice(NamedTuple):
     """Size of the free block that is split for it, at most the largest degree; 0 if it joins."""
     restores: bool
     """Its service has to be restored there."""
+    evicts: bool
+    """Its restore evicts another engine."""
     used_s: float
     """Time of the chunk's last grant."""
     chunk: Chunk
 
 
+class _Free(NamedTuple):
+    """A free chunk, in the order of choice among those that do not hold the service."""
+
+    level: int
+    used_s: float
+    chunk: Chunk
+    room_gb: float
+    """Least memory that is free on one of its GPUs."""
+
+
 class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
-    __slots__ = ("_bad", "_beyond", "_busy", "_held", "_largest", "_mask", "_share", "capacity", "models", "spec")
+    __slots__ = (
+        "_bad", "_beyond", "_busy", "_busy_of", "_free", "_held", "_implied", "_largest", "_mask", "_share", "capacity",
+        "models", "spec",
+    )  # fmt: skip
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
         self.spec = spec
@@ -60,6 +76,12 @@ class Chunks:
         self._mask = 0
         """GPUs in busy chunks, as bits."""
         self._busy: dict[Chunk, _Busy] = {}
+        self._busy_of: dict[str, dict[Chunk, _Busy]] = {}
+        """Service -> busy chunks that it has."""
+        self._free: dict[int, list[_Free]] = {}
+        """Size -> free chunks, in order; valid until the next change."""
+        self._implied: dict[str, Implied] = {}
+        """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}
         """Holder -> its chunk."""
         self._beyond: dict[str, int] = {}
@@ -74,6 +96,8 @@ class Chunks:
     def report(self, served: Served, device_gb: Sequence[float], bad: Iterable[int] = ()) -> None:
         """Apply the node's report of its model services, the memory of its GPUs, and bad GPUs."""
         self.models.report(served, device_gb, ((chunk, busy.service) for chunk, busy in self._busy.items()))
+        self._implied.clear()
+        self._free.clear()
         self._bad = sum(1 << gpu for gpu in set(bad) if 0 <= gpu < self.capacity)
         self._largest = max((degree for one in served.values() for degree in one.degrees), default=LARGEST)
 
@@ -128,25 +152,66 @@ class Chunks:
         if not units:
             return (0,)
         choice = self.choose(units, use.service)
-        return None if choice is None else (*choice[:4], -self.free)
+        return None if choice is None else (*choice[:5], -self.free)
 
     def choose(self, units: int, service: str = "") -> ChunkChoice | None:
         """Return where a holder would go; None: nowhere now. O(GPUs)."""
         if units not in SIZES or not self._serves(units, service):
             return None
         if service and (joined := self._joinable(units, service)) is not None:
-            return ChunkChoice(0, 0, False, 0.0, joined)
-        if units > self.free:
+            return ChunkChoice(0, 0, False, False, 0.0, joined)
+        if units > self.free or not (free := self._free_chunks(units)):
             return None
-        free, best = ~(self._mask | self._bad), None
-        for chunk in self._chunks(units):
-            if chunk.mask & ~free or not self._usable(chunk, service):
-                continue
-            restores = bool(service) and not self.models.holds(chunk, service)
-            found = ChunkChoice(1, self._level(chunk, free), restores, self.models.last_used_s(chunk), chunk)
-            if best is None or found < best:
+        if not service:
+            return ChunkChoice(1, free[0].level, False, False, free[0].used_s, free[0].chunk)
+        one, held = self.models.served[service], self.models.chunks_of(service)
+        needed_gb, best = one.gb(units) - ROUNDING_GB, None
+        for level, used_s, chunk, room_gb in free:
+            if best is not None and level > best.level:
+                break
+            restores = chunk not in held
+            found = ChunkChoice(1, level, restores, restores and room_gb < needed_gb, used_s, chunk)
+            if chunk not in one.unusable and (best is None or found < best):
                 best = found
         return best
+
+    def place(self, units: int, use: Use = NO_USE) -> Place | None:
+        """Return the place that a holder would get, with the seconds of its restore; None: nowhere now."""
+        choice = self.choose(units, use.service)
+        if choice is None:
+            return None
+        one = self.models.served.get(use.service)
+        restore_s = self.restore_s(units, use) if choice.restores else 0.0
+        slots = 1 if one is None else one.concurrency
+        return Place(not choice.joins, restore_s, (*choice[:5], -self.free), slots)
+
+    def restore_s(self, units: int, use: Use) -> float:
+        """Return the reported seconds of a restore at this degree; 0: unknown."""
+        one = self.models.served.get(use.service)
+        return 0.0 if one is None else one.restore_s.get(units, 0.0)
+
+    def engines(self, service: str) -> Iterator[tuple[int, int, Iterable[str]]]:
+        """Yield (degree, concurrency, holders) of each busy engine of a service."""
+        one = self.models.served.get(service)
+        if one is not None:
+            for chunk, busy in self._busy_of.get(service, {}).items():
+                yield chunk.size, one.concurrency, busy.holders
+
+    def _free_chunks(self, units: int) -> list[_Free]:
+        found = self._free.get(units)
+        if found is None:
+            free, room_gb = ~(self._mask | self._bad), self.models.free_gb()
+            found = self._free[units] = sorted(
+                _Free(
+                    self._level(chunk, free),
+                    self.models.last_used_s(chunk),
+                    chunk,
+                    min(room_gb[chunk.first : chunk.first + units], default=0.0),
+                )
+                for chunk in self._chunks(units)
+                if not chunk.mask & ~free
+            )
+        return found
 
     def take(self, units: int, holder: str, use: Use = NO_USE) -> None:
         """Take a chunk for a holder, or join one of its service; the chunk that its node reports, if it does.
@@ -160,10 +225,16 @@ class Chunks:
         if chunk is None:
             self._beyond[holder] = units
             return
-        self._busy.setdefault(chunk, _Busy(use.service, set())).holders.add(holder)
+        busy = self._busy.get(chunk)
+        if busy is None:
+            busy = self._busy[chunk] = _Busy(use.service, set())
+            if use.service:
+                self._busy_of.setdefault(use.service, {})[chunk] = busy
+        busy.holders.add(holder)
         self._held[holder] = chunk
         self._mask |= chunk.mask
-        self.models.granted(chunk, use.service, use.now)
+        self._implied[holder] = self.models.granted(chunk, use.service, use.now)
+        self._free.clear()
 
     def give_back(self, units: int, holder: str) -> None:
         """Give a holder's chunk back. Its service stays there until another one needs the memory.
@@ -181,9 +252,20 @@ class Chunks:
         assert chunk.size == units, f"{holder} gives back {units} GPUs, and has {chunk}"
         busy = self._busy[chunk]
         busy.holders.discard(holder)
+        self._implied.pop(holder, None)
+        self._free.clear()
         if not busy.holders:
             del self._busy[chunk]
             self._mask &= ~chunk.mask
+            if busy.service:
+                del self._busy_of[busy.service][chunk]
+
+    def undo(self, units: int, holder: str) -> None:
+        """Give back what a holder was granted in this round, as if it had not been granted: nothing was sent."""
+        effects = self._implied.get(holder)
+        self.give_back(units, holder)
+        if effects is not None:
+            self.models.undo(effects)
 
     def numbers(self, holder: str) -> tuple[int, ...]:
         """GPUs of a holder; empty if it has none here."""
@@ -231,9 +313,9 @@ class Chunks:
             return None
         most = self.models.served[service].concurrency
         best, fullest = None, 0
-        for chunk, busy in self._busy.items():
+        for chunk, busy in self._busy_of.get(service, {}).items():
             count = len(busy.holders)
-            if busy.service != service or chunk.size != units or not fullest < count < most:
+            if chunk.size != units or not fullest < count < most:
                 continue
             if not chunk.mask & self._bad and self._usable(chunk, service):
                 best, fullest = chunk, count

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.node_choice import places
 from shared.policy.elastic.scheduling import Scalable, price
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
@@ -58,10 +59,14 @@ class EngineChoice:
     _slots: dict[tuple[str, str], list[tuple[float, int, int]]] = field(default_factory=dict)
     """(Pool, service) -> list of (seconds until a busy engine has a slot, its degree)."""
 
-    def places(self, pool: Pool, lane: Lane, action: ActionState, scaled: Scalable) -> Iterator[Node]:
+    def places(self, pool: Pool, lane: Lane, action: ActionState) -> Iterator[Node]:
         """Yield the nodes for an action, the best first, with `action.units` set to the degree there. None if it does
         better to wait. O(nodes * degrees).
         """
+        scaled = self.cluster.durations.scalable(action)
+        if scaled is None or self.cluster.elastic.rule is None:
+            yield from places(self.cluster, pool, lane, action, self.now)
+            return
         nodes = self.cluster.nodes.of(pool, lane)
         each = self._price(pool, nodes)
         found = sorted(self._now(nodes, action, scaled, each))

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.blocked import Blocked
@@ -183,31 +184,20 @@ class SchedulingRound:
             if self.turns.lacks(action):
                 return None
         waits: AbstractSet[str] = frozenset()
-        if action.scales and action.work.service:
-            return self._place_engine(pool, lane, action)
         if action.scales:
             action.units = action.work.units  # decided anew each time
             waits = self.waits.nodes
-        for node in places(self.cluster, pool, lane, action, self.now, waits):
+        of_engine = action.scales and bool(action.work.service)
+        found = self.engines.places if of_engine else partial(places, self.cluster, now=self.now, but=waits)
+        for node in found(pool, lane, action):
             if action.work.service and self.swaps.too_early(node, action):
                 continue
-            if not (self.forbids(node, action) or (action.scales and self.waits.too_early(node, action))):
+            if not (
+                self.forbids(node, action) or (action.scales and not of_engine and self.waits.too_early(node, action))
+            ):
                 return node
-        if action.work.quotas:
-            self.turns.found_no_node(action)
-        return None
-
-    def _place_engine(self, pool: Pool, lane: Lane, action: ActionState) -> Node | None:
-        """Return the node where elastic work of a model service may start now, if any; its degree is chosen with it."""
-        action.units, scaled = action.work.units, self.cluster.durations.scalable(action)
-        if scaled is None or self.cluster.elastic.rule is None:
-            found = places(self.cluster, pool, lane, action, self.now)
-        else:
-            found = self.engines.places(pool, lane, action, scaled)
-        for node in found:
-            if not (self.swaps.too_early(node, action) or self.forbids(node, action)):
-                return node
-        action.units = action.work.units
+        if of_engine:
+            action.units = action.work.units
         if action.work.quotas:
             self.turns.found_no_node(action)
         return None

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served
+from shared.policy.resources.chunk_choice import ChunkChoice, FreeChunk
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
 from shared.policy.resources.model_residency import ROUNDING_GB, Implied, ModelResidency
 from shared.policy.resources.resource import NO_USE, Operator, Place, Rank, Resource, ResourceSpec, Use
@@ -29,32 +30,6 @@ class _Busy:
 
     service: str
     holders: set[str]
-
-
-class ChunkChoice(NamedTuple):
-    """Chunk for a holder, with what is better about it first. Smaller is better; comparable between nodes."""
-
-    joins: int
-    """0: it joins a busy chunk of its service; 1: it gets a chunk of its own."""
-    level: int
-    """Size of the free block that is split for it, at most the largest degree; 0 if it joins."""
-    restores: bool
-    """Its service has to be restored there."""
-    evicts: bool
-    """Its restore evicts another engine."""
-    used_s: float
-    """Time of the chunk's last grant."""
-    chunk: Chunk
-
-
-class _Free(NamedTuple):
-    """A free chunk, in the order of choice among those that do not hold the service."""
-
-    level: int
-    used_s: float
-    chunk: Chunk
-    room_gb: float
-    """Least memory that is free on one of its GPUs."""
 
 
 class Chunks:
@@ -78,7 +53,7 @@ class Chunks:
         self._busy: dict[Chunk, _Busy] = {}
         self._busy_of: dict[str, dict[Chunk, _Busy]] = {}
         """Service -> busy chunks that it has."""
-        self._free: dict[int, list[_Free]] = {}
+        self._free: dict[int, list[FreeChunk]] = {}
         """Size -> free chunks, in order; valid until the next change."""
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
@@ -197,12 +172,12 @@ class Chunks:
             for chunk, busy in self._busy_of.get(service, {}).items():
                 yield chunk.size, one.concurrency, busy.holders
 
-    def _free_chunks(self, units: int) -> list[_Free]:
+    def _free_chunks(self, units: int) -> list[FreeChunk]:
         found = self._free.get(units)
         if found is None:
             free, room_gb = ~(self._mask | self._bad), self.models.free_gb()
             found = self._free[units] = sorted(
-                _Free(
+                FreeChunk(
                     self._level(chunk, free),
                     self.models.last_used_s(chunk),
                     chunk,
@@ -221,7 +196,8 @@ class Chunks:
         if not units:
             return
         assert holder not in self._held.keys() | self._beyond.keys(), f"{holder} has GPUs already"
-        chunk = self._reported(units, use) if use.numbers else self._chosen(units, use.service)
+        choice = None if use.numbers else self.choose(units, use.service)
+        chunk = choice.chunk if choice is not None else self._reported(units, use) if use.numbers else None
         if chunk is None:
             self._beyond[holder] = units
             return
@@ -320,10 +296,6 @@ class Chunks:
             if not chunk.mask & self._bad and self._usable(chunk, service):
                 best, fullest = chunk, count
         return best
-
-    def _chosen(self, units: int, service: str) -> Chunk | None:
-        choice = self.choose(units, service)
-        return None if choice is None else choice.chunk
 
     def _reported(self, units: int, use: Use) -> Chunk | None:
         """Return the chunk of a holder that its node reports; None if it contradicts the present busy chunks."""

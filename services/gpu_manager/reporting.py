@@ -19,6 +19,8 @@ from shared.policy.serving.node_view import InstanceView
 from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
 
+_Measured = tuple[bool, Seconds]
+"""One measured restore: it began where the engine is now, and its seconds."""
 LEAST_RESTORE_S: Final[Seconds] = 1.0
 """Rest of a restore that is reported at least: it may take longer than expected."""
 _RESIDENT: Final = frozenset({"resident", "running", "loading", "restoring"})
@@ -38,8 +40,11 @@ def services_of(
     resident: dict[str, list[tuple[int, int]]] = {}
     unusable: dict[str, list[tuple[int, int]]] = {}
     restoring: dict[str, Seconds] = {}
+    measured: dict[str, dict[int, list[_Measured]]] = {}
     for view in views:
         service, (first, size) = view.instance
+        if restores := _restores(view):
+            measured.setdefault(service, {}).setdefault(size, []).extend(restores)
         if view.ready_s is not None:
             left_s = max(LEAST_RESTORE_S, view.ready_s - now)
             restoring[service] = min(left_s, restoring.get(service, left_s))
@@ -57,6 +62,7 @@ def services_of(
             resident=resident.get(name, []),
             unusable=[*unusable.get(name, []), *_elsewhere(entry, len(device_gb))],
             restoring_s=restoring.get(name, 0.0),
+            restore_s={degree: _restore_s(took, 0.0) for degree, took in sorted(measured.get(name, {}).items())},
         )
         for name, entry in sorted(entries.items())
     ]
@@ -91,11 +97,9 @@ def service_capacity(
     entries: Mapping[str, ServiceEntry], views: Iterable[InstanceView], acquire_s: Seconds = 0.0
 ) -> dict[str, ServiceCapacity]:
     """Return what the planner needs of each service. O(services + instances)."""
-    measured: dict[str, list[tuple[bool, Seconds]]] = {}
+    measured: dict[str, list[_Measured]] = {}
     for view in views:
-        here = f"restore {view.level or 'cold'}"
-        restores = [(name == here, took_s) for name, took_s in view.measured_s.items() if name.startswith("restore")]
-        measured.setdefault(view.instance.service, []).extend(restores)
+        measured.setdefault(view.instance.service, []).extend(_restores(view))
     return {
         name: ServiceCapacity(
             resource=GPUS,
@@ -107,11 +111,13 @@ def service_capacity(
     }
 
 
-def _restore_s(measured: Iterable[tuple[bool, Seconds]], acquire_s: Seconds) -> Seconds:
-    """Return the time of the next restore: the longest from where an engine is now, else the longest of all.
+def _restores(view: InstanceView) -> list[_Measured]:
+    here = f"restore {view.level or 'cold'}"
+    return [(name == here, took_s) for name, took_s in view.measured_s.items() if name.startswith("restore")]
 
-    `measured`: (from where an engine is now, seconds).
-    """
+
+def _restore_s(measured: Iterable[_Measured], acquire_s: Seconds) -> Seconds:
+    """Return the time of the next restore: the longest from where an engine is now, else the longest of all."""
     longest = max(measured, default=None)
     return 0.0 if longest is None else round(acquire_s + longest[1], 3)
 

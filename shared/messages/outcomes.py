@@ -144,6 +144,8 @@ class ServiceHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     restoring_s: float = 0.0
     """Seconds until an engine of it is expected to be resident; 0: no restore is under way. Older nodes end before it.
     """
+    restore_s: dict[int, float] = {}
+    """Degree -> measured seconds of a restore, from where its engines are. Older nodes end before it."""
 
 
 class ServicesChanged(Message, frozen=True, kw_only=True, tag="services-changed.v1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -129,6 +130,7 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
             one.awake_gb,
             frozenset(Chunk(*chunk) for chunk in one.resident),
             frozenset(Chunk(*chunk) for chunk in one.unusable),
+            restore_s={degree: took_s for degree, took_s in one.restore_s.items() if 0.0 < took_s < math.inf},
         )
         for one in changed.services
     }

@@ -127,7 +127,7 @@ def possible(scaled: Scalable | None, resource: Resource, action: ActionState) -
 
 def _is_fixed(one: NewGrant, resource: Resource) -> bool:
     """Return whether the units of a grant must stay: it continues, or it shares a chunk with others."""
-    return one.resumed or one.action.request.id in resource.sharing
+    return one.resumed or bool(one.action.work.service) or one.action.request.id in resource.sharing
 
 
 def _renumber(commands: list[Command], one: NewGrant, numbers: tuple[int, ...]) -> None:

@@ -14,12 +14,14 @@ import math
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.blocked import Blocked
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.elastic_grants import NewGrant, grant_elastic_units
 from shared.policy.dispatch.elastic_waits import ElasticWaits
+from shared.policy.dispatch.engine_choice import EngineChoice
 from shared.policy.dispatch.invariants import InvariantError
 from shared.policy.dispatch.lanes import behind_head
 from shared.policy.dispatch.node_choice import (
@@ -64,6 +66,7 @@ class SchedulingRound:
     waits: ElasticWaits = field(init=False)
     turns: QuotaTurns = field(init=False)
     swaps: Swaps = field(init=False)
+    engines: EngineChoice = field(init=False)
     trying: str = ""
     """Action for which a node was looked for last."""
 
@@ -71,6 +74,7 @@ class SchedulingRound:
         self.waits = ElasticWaits(self.cluster, self.now, self.new_grants)
         self.turns = QuotaTurns(self.cluster, self.now)
         self.swaps = Swaps(self.cluster, self.now)
+        self.engines = EngineChoice(self.cluster, self.now)
         self.sleeping = SleepingHeads(self.cluster, self.now, self.waits.nodes)
 
     def forbids(self, node: Node, action: ActionState) -> bool:
@@ -145,7 +149,8 @@ class SchedulingRound:
             self._grant(lane, action, node, is_head=True, prefetched=True)
         else:
             lane.feasible = head
-            waits = head in self.turns.held_back or head in self.swaps.waiting
+            waits_for_engine = head in self.swaps.waiting or head in self.engines.waiting
+            waits = head in self.turns.held_back or waits_for_engine
             if not waits and not follows(self.waits.nodes, nodes, action):
                 self.blocked.append(Blocked(action, pool, lane))
             if not self._backfill(pool, lane) and head in self.swaps.waiting:
@@ -182,11 +187,17 @@ class SchedulingRound:
         if action.scales:
             action.units = action.work.units  # decided anew each time
             waits = self.waits.nodes
-        for node in places(self.cluster, pool, lane, action, self.now, waits):
+        of_engine = action.scales and bool(action.work.service)
+        found = self.engines.places if of_engine else partial(places, self.cluster, now=self.now, but=waits)
+        for node in found(pool, lane, action):
             if action.work.service and self.swaps.too_early(node, action):
                 continue
-            if not (self.forbids(node, action) or (action.scales and self.waits.too_early(node, action))):
+            if not (
+                self.forbids(node, action) or (action.scales and not of_engine and self.waits.too_early(node, action))
+            ):
                 return node
+        if of_engine:
+            action.units = action.work.units
         if action.work.quotas:
             self.turns.found_no_node(action)
         return None

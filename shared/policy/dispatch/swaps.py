@@ -32,7 +32,7 @@ class Swaps:
     def too_early(self, node: Node, action: ActionState) -> bool:
         """Return whether an action does better to wait: on this node it would evict a service that has its turn."""
         resource, use = node.resources[action.resource], action.use()
-        numbers = resource.restores_on(action.pool_units, use)
+        numbers = resource.restores_on(action.granted_units, use)
         if not numbers or action.request.id == self.insisting:
             return False
         wanted = self._wanted.get(node.name, set())
@@ -44,5 +44,5 @@ class Swaps:
 
     def _is_someones_turn(self, node: Node, action: ActionState) -> bool:
         begun_s, waiting = self.now - self.cluster.swap_wait_s, self.cluster.queues.pool(action.work.pool).services
-        evicted = node.resources[action.resource].evicts(action.pool_units, action.use())
+        evicted = node.resources[action.resource].evicts(action.granted_units, action.use())
         return any(since_s > begun_s and service in waiting for service, since_s in evicted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 SIZES: Final = (1, 2, 4, 8)
@@ -41,11 +41,19 @@ class ServedModel:
     concurrency: int = 1
     """Most actions that use one engine at the same time."""
     awake_gb: float = 0.0
-    """Memory of each GPU that an engine of it needs."""
+    """Memory of each GPU that an engine of it needs, at the degrees that `awake_gb_by` lacks."""
     resident: frozenset[Chunk] = frozenset()
     """Chunks that hold it: an action starts there without a restore."""
     unusable: frozenset[Chunk] = frozenset()
     """Chunks where its engine is quarantined."""
+    awake_gb_by: Mapping[int, float] = field(default_factory=dict)
+    """Degree -> memory of each GPU that an engine of this degree needs."""
+    restore_s: Mapping[int, float] = field(default_factory=dict)
+    """Degree -> seconds from a grant on a chunk that does not hold it until it executes; 0 for a degree without."""
+
+    def gb(self, degree: int) -> float:
+        """Return the memory of each GPU that an engine of this degree needs."""
+        return self.awake_gb_by.get(degree, self.awake_gb)
 
 
 Served = Mapping[str, ServedModel]

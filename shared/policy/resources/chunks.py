@@ -7,60 +7,30 @@ from the set of free GPUs. Laws (tests/shared/policy/resources/test_chunks.py):
   - a GPU that is marked bad or is released is in no new chunk. It still counts as existing. Work that needs a released
     one waits for it, because it comes back when the node's share needs it; work that needs a bad one can never start;
   - a new holder joins a busy chunk of its service, if one has room. Otherwise the smallest free block that is large
-    enough is split. Among blocks of one level, a chunk that holds the service is first, then the one that was used
-    least recently. Blocks above the largest degree of the node's services count as one level: nothing needs them whole.
+    enough is split. Among blocks of one level, a chunk that holds the service is first, then one with memory for it
+    beside what is resident, then the one that was used least recently. Blocks above the largest degree of the node's
+    services count as one level: nothing needs them whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served
+from shared.policy.resources.chunk_choice import BusyChunk, ChunkChoice, FreeChunk, free_level
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
-from shared.policy.resources.model_residency import ModelResidency
-from shared.policy.resources.resource import NO_USE, Operator, Rank, Resource, ResourceSpec, Use
-
-
-@dataclass(slots=True)
-class _Busy:
-    """A chunk that is in use."""
-
-    service: str
-    holders: set[str]
-
-
-class ChunkChoice(NamedTuple):
-    """Chunk for a holder, with what is better about it first. Smaller is better; comparable between nodes."""
-
-    joins: int
-    """0: it joins a busy chunk of its service; 1: it gets a chunk of its own."""
-    level: int
-    """Size of the free block that is split for it, at most the largest degree; 0 if it joins."""
-    restores: bool
-    """Its service has to be restored there."""
-    used_s: float
-    """Time of the chunk's last grant."""
-    chunk: Chunk
+from shared.policy.resources.model_residency import ROUNDING_GB, Implied, ModelResidency
+from shared.policy.resources.resource import NO_USE, Operator, Place, Rank, Resource, ResourceSpec, Use
 
 
 class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
     __slots__ = (
-        "_away",
-        "_bad",
-        "_beyond",
-        "_busy",
-        "_held",
-        "_largest",
-        "_mask",
-        "_share",
-        "capacity",
-        "models",
-        "spec",
-    )
+        "_away", "_bad", "_beyond", "_busy", "_busy_of", "_free", "_held", "_implied", "_largest", "_mask", "_share",
+        "capacity", "models", "spec",
+    )  # fmt: skip
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
         self.spec = spec
@@ -74,7 +44,13 @@ class Chunks:
         """GPUs that must not be granted now: bad and released ones, as bits."""
         self._mask = 0
         """GPUs in busy chunks, as bits."""
-        self._busy: dict[Chunk, _Busy] = {}
+        self._busy: dict[Chunk, BusyChunk] = {}
+        self._busy_of: dict[str, dict[Chunk, BusyChunk]] = {}
+        """Service -> busy chunks that it has."""
+        self._free: dict[int, list[FreeChunk]] = {}
+        """Size -> free chunks, in order; valid until the next change."""
+        self._implied: dict[str, Implied] = {}
+        """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}
         """Holder -> its chunk."""
         self._beyond: dict[str, int] = {}
@@ -91,6 +67,8 @@ class Chunks:
     ) -> None:
         """Apply the node's report of its model services, the memory of its GPUs, and bad and released GPUs."""
         self.models.report(served, device_gb, ((chunk, busy.service) for chunk, busy in self._busy.items()))
+        self._implied.clear()
+        self._free.clear()
         self._bad = self._mask_of(bad)
         self._away = self._bad | self._mask_of(released)
         self._largest = max((degree for one in served.values() for degree in one.degrees), default=LARGEST)
@@ -146,25 +124,66 @@ class Chunks:
         if not units:
             return (0,)
         choice = self.choose(units, use.service)
-        return None if choice is None else (*choice[:4], -self.free)
+        return None if choice is None else (*choice[:5], -self.free)
 
     def choose(self, units: int, service: str = "") -> ChunkChoice | None:
         """Return where a holder would go; None: nowhere now. O(GPUs)."""
         if units not in SIZES or not self._serves(units, service):
             return None
         if service and (joined := self._joinable(units, service)) is not None:
-            return ChunkChoice(0, 0, False, 0.0, joined)
-        if units > self.free:
+            return ChunkChoice(0, 0, False, False, 0.0, joined)
+        if units > self.free or not (free := self._free_chunks(units)):
             return None
-        free, best = ~(self._mask | self._away), None
-        for chunk in self._chunks(units):
-            if chunk.mask & ~free or not self._usable(chunk, service):
-                continue
-            restores = bool(service) and not self.models.holds(chunk, service)
-            found = ChunkChoice(1, self._level(chunk, free), restores, self.models.last_used_s(chunk), chunk)
-            if best is None or found < best:
+        if not service:
+            return ChunkChoice(1, free[0].level, False, False, free[0].used_s, free[0].chunk)
+        one, held = self.models.served[service], self.models.chunks_of(service)
+        needed_gb, best = one.gb(units) - ROUNDING_GB, None
+        for level, used_s, chunk, room_gb in free:
+            if best is not None and level > best.level:
+                break
+            restores = chunk not in held
+            found = ChunkChoice(1, level, restores, restores and room_gb < needed_gb, used_s, chunk)
+            if chunk not in one.unusable and (best is None or found < best):
                 best = found
         return best
+
+    def place(self, units: int, use: Use = NO_USE) -> Place | None:
+        """Return the place that a holder would get, with the seconds of its restore; None: nowhere now."""
+        choice = self.choose(units, use.service)
+        if choice is None:
+            return None
+        one = self.models.served.get(use.service)
+        restore_s = self.restore_s(units, use) if choice.restores else 0.0
+        slots = 1 if one is None else one.concurrency
+        return Place(not choice.joins, restore_s, (*choice[:5], -self.free), slots)
+
+    def restore_s(self, units: int, use: Use) -> float:
+        """Return the reported seconds of a restore at this degree; 0: unknown."""
+        one = self.models.served.get(use.service)
+        return 0.0 if one is None else one.restore_s.get(units, 0.0)
+
+    def engines(self, service: str) -> Iterator[tuple[int, int, Iterable[str]]]:
+        """Yield (degree, concurrency, holders) of each busy engine of a service."""
+        one = self.models.served.get(service)
+        if one is not None:
+            for chunk, busy in self._busy_of.get(service, {}).items():
+                yield chunk.size, one.concurrency, busy.holders
+
+    def _free_chunks(self, units: int) -> list[FreeChunk]:
+        found = self._free.get(units)
+        if found is None:
+            free, room_gb = ~(self._mask | self._away), self.models.free_gb()
+            found = self._free[units] = sorted(
+                FreeChunk(
+                    free_level(chunk, free, self.capacity, self._largest),
+                    self.models.last_used_s(chunk),
+                    chunk,
+                    min(room_gb[chunk.first : chunk.first + units], default=0.0),
+                )
+                for chunk in self._chunks(units)
+                if not chunk.mask & ~free
+            )
+        return found
 
     def take(self, units: int, holder: str, use: Use = NO_USE) -> None:
         """Take a chunk for a holder, or join one of its service; the chunk that its node reports, if it does.
@@ -174,14 +193,21 @@ class Chunks:
         if not units:
             return
         assert holder not in self._held.keys() | self._beyond.keys(), f"{holder} has GPUs already"
-        chunk = self._reported(units, use) if use.numbers else self._chosen(units, use.service)
+        choice = None if use.numbers else self.choose(units, use.service)
+        chunk = choice.chunk if choice is not None else self._reported(units, use) if use.numbers else None
         if chunk is None:
             self._beyond[holder] = units
             return
-        self._busy.setdefault(chunk, _Busy(use.service, set())).holders.add(holder)
+        busy = self._busy.get(chunk)
+        if busy is None:
+            busy = self._busy[chunk] = BusyChunk(use.service, set())
+            if use.service:
+                self._busy_of.setdefault(use.service, {})[chunk] = busy
+        busy.holders.add(holder)
         self._held[holder] = chunk
         self._mask |= chunk.mask
-        self.models.granted(chunk, use.service, use.now)
+        self._implied[holder] = self.models.granted(chunk, use.service, use.now)
+        self._free.clear()
 
     def give_back(self, units: int, holder: str) -> None:
         """Give a holder's chunk back. Its service stays there until another one needs the memory.
@@ -199,9 +225,20 @@ class Chunks:
         assert chunk.size == units, f"{holder} gives back {units} GPUs, and has {chunk}"
         busy = self._busy[chunk]
         busy.holders.discard(holder)
+        self._implied.pop(holder, None)
+        self._free.clear()
         if not busy.holders:
             del self._busy[chunk]
             self._mask &= ~chunk.mask
+            if busy.service:
+                del self._busy_of[busy.service][chunk]
+
+    def undo(self, units: int, holder: str) -> None:
+        """Give back what a holder was granted in this round, as if it had not been granted: nothing was sent."""
+        effects = self._implied.get(holder)
+        self.give_back(units, holder)
+        if effects is not None:
+            self.models.undo(effects)
 
     def numbers(self, holder: str) -> tuple[int, ...]:
         """GPUs of a holder; empty if it has none here."""
@@ -252,17 +289,13 @@ class Chunks:
             return None
         most = self.models.served[service].concurrency
         best, fullest = None, 0
-        for chunk, busy in self._busy.items():
+        for chunk, busy in self._busy_of.get(service, {}).items():
             count = len(busy.holders)
-            if busy.service != service or chunk.size != units or not fullest < count < most:
+            if chunk.size != units or not fullest < count < most:
                 continue
             if not chunk.mask & self._away and self._usable(chunk, service):
                 best, fullest = chunk, count
         return best
-
-    def _chosen(self, units: int, service: str) -> Chunk | None:
-        choice = self.choose(units, service)
-        return None if choice is None else choice.chunk
 
     def _reported(self, units: int, use: Use) -> Chunk | None:
         """Return the chunk of a holder that its node reports; None if it contradicts the present busy chunks."""
@@ -277,16 +310,6 @@ class Chunks:
     def _chunks(self, units: int) -> Iterator[Chunk]:
         for first in range(0, self.capacity - units + 1, units):
             yield Chunk(first, units)
-
-    def _level(self, chunk: Chunk, free: int) -> int:
-        """Size of the free block around a chunk, at most the largest degree."""
-        size = chunk.size
-        while size < self._largest:
-            first = chunk.first - chunk.first % (2 * size)
-            if first + 2 * size > self.capacity or Chunk(first, 2 * size).mask & ~free:
-                break
-            size *= 2
-        return size
 
 
 def _chunks(capacity: int, spec: ResourceSpec) -> Resource:

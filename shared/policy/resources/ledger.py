@@ -193,10 +193,12 @@ class Node:
         after: Mapping[str, int],
         uses: Mapping[str, Use] = MappingProxyType({}),
     ) -> None:
-        """Change the units of several holders: all give back theirs, then those of `after` take, in its order."""
+        """Change the units of several holders that were granted in this round, in the order of `before`: all give back
+        theirs, then those of `after` take, in its order.
+        """
         known = self.resources[resource]
-        for holder, units in before.items():
-            known.give_back(units, holder)
+        for holder, units in reversed(tuple(before.items())):
+            known.undo(units, holder)
         for holder, units in after.items():
             known.take(units, holder, uses.get(holder, NO_USE))
         self.changes.touch(self.name)

@@ -1,20 +1,45 @@
 """Model services that the chunks of one node hold, as its reports say and later grants imply.
 
-A grant makes its service resident, and what does not fit beside it leaves. So the next choice does not wait for a
-report of the node, which decides what really leaves.
+A grant makes its service resident, and what does not fit beside it leaves: the engines that were used least recently,
+as on the node. So the next choice does not wait for a report of the node, which decides what really leaves. A grant
+that is undone in its round has no effect (`undo`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from shared.policy.model.chunks import Chunk, Served
 
 ROUNDING_GB: Final = 1e-6
 """Difference of sums of memory that counts as rounding."""
+NOWHERE: Final[frozenset[Chunk]] = frozenset()
+
+
+class Held(NamedTuple):
+    """Times of a service on a chunk that holds it."""
+
+    since_s: float = -math.inf
+    """Beginning of its turn: the first grant since it became resident."""
+    used_s: float = -math.inf
+    """Its last grant there."""
+
+
+class Implied(NamedTuple):
+    """Effects of one grant, to undo them."""
+
+    chunk: Chunk
+    service: str
+    before: Held | None
+    """What the chunk held of the service before."""
+    left: tuple[tuple[Chunk, str, Held], ...]
+    """Engines that left for it."""
+    used_s: tuple[float, ...]
+    """Last grant on each GPU before."""
 
 
 @dataclass(slots=True)
@@ -25,8 +50,8 @@ class ModelResidency:
     """Model services of the node, as last reported."""
     device_gb: Sequence[float] = ()
     """Memory of each GPU."""
-    _held: dict[Chunk, dict[str, float]] = field(default_factory=dict)
-    """Chunk -> services that it holds -> beginning of the turn: the first grant since it became resident."""
+    _held: dict[str, dict[Chunk, Held]] = field(default_factory=dict)
+    """Service -> chunks that hold it."""
     _used_s: dict[int, float] = field(default_factory=dict)
     """GPU -> time of its last grant."""
 
@@ -36,46 +61,105 @@ class ModelResidency:
         resident = [(chunk, name) for name, one in served.items() for chunk in sorted(one.resident)]
         self._held = {}
         for chunk, name in [*resident, *busy]:
-            self._held.setdefault(chunk, {})[name] = before.get(chunk, {}).get(name, -math.inf)
+            self._held.setdefault(name, {})[chunk] = before.get(name, {}).get(chunk, Held())
+
+    def chunks_of(self, service: str) -> AbstractSet[Chunk]:
+        """Chunks that hold a service."""
+        held = self._held.get(service)
+        return NOWHERE if held is None else held.keys()
 
     def holds(self, chunk: Chunk, service: str) -> bool:
         """Return whether a chunk holds a service."""
-        return service in self._held.get(chunk, ())
+        return chunk in self._held.get(service, ())
 
     def last_used_s(self, chunk: Chunk) -> float:
         """Return the time of the last grant on one of its GPUs; minus infinity: none."""
         return max(self._used_s.get(gpu, -math.inf) for gpu in chunk.gpus)
 
-    def granted(self, chunk: Chunk, service: str, now: float) -> None:
-        """Note a grant. `service` may be empty: the GPUs are used by something else."""
+    def free_gb(self) -> list[float]:
+        """Memory of each GPU that no resident engine takes."""
+        free = list(self.device_gb)
+        for service, held in self._held.items():
+            for chunk in held:
+                for gpu in chunk.gpus:
+                    if gpu < len(free):
+                        free[gpu] -= self._gb(service, chunk)
+        return free
+
+    def granted(self, chunk: Chunk, service: str, now: float) -> Implied:
+        """Note a grant. `service` may be empty: the GPUs are used by something else. Returns its effects."""
+        used_s = tuple(self._used_s.get(gpu, -math.inf) for gpu in chunk.gpus)
         for gpu in chunk.gpus:
             self._used_s[gpu] = now
         if not service:
-            return
-        if not self.holds(chunk, service):
-            for other, name in list(self._in_the_way(chunk, service)):
-                self._held[other].pop(name, None)
-        here = self._held.setdefault(chunk, {})
-        if here.get(service, -math.inf) == -math.inf:
-            here[service] = now
+            return Implied(chunk, service, None, (), used_s)
+        here = self._held.get(service, {}).get(chunk)
+        left = (
+            []
+            if here is not None
+            else [(other, name, self._held[name][other]) for other, name in self._leaving(chunk, service)]
+        )
+        for other, name, _ in left:
+            self._drop(other, name)
+        since_s = now if here is None or here.since_s == -math.inf else here.since_s
+        self._held.setdefault(service, {})[chunk] = Held(since_s, now)
+        return Implied(chunk, service, here, tuple(left), used_s)
+
+    def undo(self, effects: Implied) -> None:
+        """Undo a grant that was never sent. Of several grants, the last first."""
+        chunk, service, before, left, used_s = effects
+        for gpu, at_s in zip(chunk.gpus, used_s, strict=True):
+            self._used_s[gpu] = at_s
+        if service and self.holds(chunk, service):
+            if before is None:
+                self._drop(chunk, service)
+            else:
+                self._held[service][chunk] = before
+        for other, name, held in left:
+            self._held.setdefault(name, {}).setdefault(other, held)
 
     def leaving(self, chunk: Chunk, service: str) -> Iterator[tuple[str, float]]:
         """Yield the services that leave for a restore of this one, each with the beginning of its turn."""
         for other, name in self._in_the_way(chunk, service):
-            yield name, self._held[other][name]
+            yield name, self._held[name][other].since_s
 
     def _in_the_way(self, chunk: Chunk, service: str) -> Iterator[tuple[Chunk, str]]:
         """Yield (chunk, service) of what has memory on a GPU that does not hold it and this service together."""
-        here = [(other, name) for other, names in self._held.items() if other.overlaps(chunk) for name in names]
+        here = [(other, name) for name, chunks in self._held.items() for other in chunks if other.overlaps(chunk)]
         for gpu in chunk.gpus:
             beside = [one for one in here if gpu in one[0].gpus and one != (chunk, service)]
-            needed = math.fsum([self._gb(service), *(self._gb(name) for _, name in beside)])
+            needed = math.fsum([self._gb(service, chunk), *(self._gb(name, other) for other, name in beside)])
             if needed > self._memory_gb(gpu) + ROUNDING_GB:
                 yield from beside
 
-    def _gb(self, service: str) -> float:
+    def _leaving(self, chunk: Chunk, service: str) -> list[tuple[Chunk, str]]:
+        """Engines that leave: those that were used most recently stay, as far as memory suffices."""
+        beside = [
+            (held.used_s, other, name)
+            for name, chunks in self._held.items()
+            for other, held in chunks.items()
+            if other.overlaps(chunk) and (other, name) != (chunk, service)
+        ]
+        room = {gpu: self._memory_gb(gpu) - self._gb(service, chunk) + ROUNDING_GB for gpu in chunk.gpus}
+        leave = list[tuple[Chunk, str]]()
+        for _, other, name in sorted(beside, reverse=True):
+            gb, shared = self._gb(name, other), [gpu for gpu in other.gpus if gpu in room]
+            if all(room[gpu] >= gb for gpu in shared):
+                for gpu in shared:
+                    room[gpu] -= gb
+            else:
+                leave.append((other, name))
+        return leave
+
+    def _drop(self, chunk: Chunk, service: str) -> None:
+        held = self._held[service]
+        del held[chunk]
+        if not held:
+            del self._held[service]
+
+    def _gb(self, service: str, chunk: Chunk) -> float:
         one = self.served.get(service)
-        return 0.0 if one is None else one.awake_gb
+        return 0.0 if one is None else one.gb(chunk.size)
 
     def _memory_gb(self, gpu: int) -> float:
         return self.device_gb[gpu] if gpu < len(self.device_gb) else 0.0

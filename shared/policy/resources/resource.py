@@ -65,6 +65,18 @@ Rank = tuple[float, ...]
 """Position of a node among those that fit; smaller is better."""
 
 
+class Place(NamedTuple):
+    """Units that a holder would get now."""
+
+    joins: bool
+    """It shares units that others have already."""
+    restore_s: float
+    """Seconds until its model service is resident there."""
+    rank: Rank
+    slots: int = 1
+    """Holders that can share the units."""
+
+
 class Resource(Protocol):
     """One resource of one node. Units are counted; which of them a holder has is private to the resource.
 
@@ -119,9 +131,21 @@ class Resource(Protocol):
             AssertionError: it has not taken so many.
         """
 
+    def undo(self, units: int, holder: str) -> None:
+        """Give back what a holder was granted in this round, as if it had not been granted: nothing was sent."""
+
     @property
     def sharing(self) -> Container[str]:
         """Holders that share units with others."""
+
+    def place(self, units: int, use: Use = NO_USE) -> Place | None:
+        """Return the place that a holder would get; None: it does not fit now. Asked of structured resources."""
+
+    def restore_s(self, units: int, use: Use) -> float:
+        """Return the seconds of a restore of the model service on this many units."""
+
+    def engines(self, service: str) -> Iterable[tuple[int, int, Iterable[str]]]:
+        """Return (units, most holders, holders) of each busy engine of a model service."""
 
     def restores_on(self, units: int, use: Use) -> tuple[int, ...]:
         """Return the numbers of the units that a holder would get now, if its model service has to be restored there;
@@ -212,9 +236,26 @@ class PlainUnits:
         assert self.used >= 0, f"{-self.used} more given back than taken"
         self._count()
 
+    def undo(self, units: int, holder: str) -> None:
+        """Give units back."""
+        self.give_back(units, holder)
+
     @property
     def sharing(self) -> Container[str]:
         """Nobody."""
+        return ()
+
+    def place(self, units: int, use: Use = NO_USE) -> Place | None:
+        """Units need no restore."""
+        rank = self.rank(units, use)
+        return None if rank is None else Place(False, 0.0, rank)
+
+    def restore_s(self, _units: int, _use: Use) -> float:
+        """Units need no restore."""
+        return 0.0
+
+    def engines(self, _service: str) -> Iterable[tuple[int, int, Iterable[str]]]:
+        """Return nothing."""
         return ()
 
     def restores_on(self, _units: int, _use: Use) -> tuple[int, ...]:

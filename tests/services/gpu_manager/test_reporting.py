@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -31,6 +33,13 @@ def test_released_gpus_are_reported_and_a_service_that_is_being_restored_counts_
     report = services_of(NODE, ENTRIES, views, [24.0] * 4, released=(3, 1))
     assert (report.released, report.bad) == ([1, 3], [])
     assert report.services[0].resident == [(0, 1), (2, 1)]
+
+
+def test_restores_are_reported_by_degree() -> None:
+    views = [view(0, "evicted", "asleep1", restore_cold=8.0, restore_asleep1=2.0), view(1, "cold", service="b")]
+    views.append(replace(view(2, "cold", restore_cold=9.0), instance=InstanceId("a", Chunk(2, 2))))
+    report = services_of(NODE, ENTRIES, views, [24.0] * 4)
+    assert [one.restore_s for one in report.services] == [{1: 2.0, 2: 9.0}, {}]
 
 
 def test_a_cold_start_is_an_acquisition_and_a_restore() -> None:

@@ -34,7 +34,7 @@ from shared.policy.resources.chunks import GPUS
 from treadle.lab.replay.gpu.assumptions import Engines, GpuCluster
 from treadle.lab.replay.gpu.measures import GpuRun
 from treadle.lab.replay.gpu.rollout import Done
-from treadle.lab.replay.gpu.simulated_node import SimulatedGpuNode
+from treadle.lab.replay.gpu.simulated_node import SimulatedGpuNode, swap_s
 from treadle.lab.replay.gpu.trace import GpuCall, ModelService
 from treadle.lab.replay.search.virtual_time import VirtualTime
 from treadle.lab.replay.tangram.simulated_mesh import SimulationError
@@ -95,6 +95,16 @@ class GpuMesh:
             self._services = services
         self._degrees = {name: _fitting(one, cluster, engines) for name, one in services.items()}
         self._works = {name: rules.work(one, self._degrees[name]) for name, one in services.items()}
+        self._gb = {
+            name: {degree: one.weights_gb / degree + engines.work_gb for degree in self._degrees[name]}
+            for name, one in services.items()
+        }
+        """Memory on each GPU by service and degree."""
+        self._restore_s = {
+            name: {degree: swap_s(one, degree, engines) for degree in self._degrees[name]}
+            for name, one in services.items()
+        }
+        """Seconds from a grant to the execution, by service and degree."""
         self._calling: dict[str, _Calling] = {}
         self._serial = 0
         config = DispatchConfig(swap_wait_s=rules.swap_wait_s, elastic=ElasticRules(rule=rules.rule))
@@ -128,16 +138,17 @@ class GpuMesh:
 
     def _report(self, name: str) -> None:
         served = {
-            service: ServedModel(self._degrees[service], self._services[service].concurrency, self._gb(service), chunks)
+            service: ServedModel(
+                self._degrees[service],
+                self._services[service].concurrency,
+                resident=chunks,
+                awake_gb_by=self._gb[service],
+                restore_s=self._restore_s[service],
+            )
             for service, chunks in self._nodes[name].resident().items()
         }
         device_gb = (self._cluster.device_gb,) * self._cluster.gpus
         self._handle(ServicesReported(name, INCARNATION, RESOURCE, served, device_gb))
-
-    def _gb(self, service: str) -> float:
-        """Memory on each GPU that the leader counts: one value, whatever the degree."""
-        work = self._works[service]
-        return self._services[service].weights_gb / work.units[RESOURCE] + self._engines.work_gb
 
     def _execute(self, commands: Iterable[Command]) -> None:
         for command in commands:

@@ -1,0 +1,53 @@
+"""Orders of chunks for one holder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shared.policy.model.chunks import Chunk
+
+
+class ChunkChoice(NamedTuple):
+    """Chunk for a holder, with what is better about it first. Smaller is better; comparable between nodes."""
+
+    joins: int
+    """0: it joins a busy chunk of its service; 1: it gets a chunk of its own."""
+    level: int
+    """Size of the free block that is split for it, at most the largest degree; 0 if it joins."""
+    restores: bool
+    """Its service has to be restored there."""
+    evicts: bool
+    """Its restore evicts another engine."""
+    used_s: float
+    """Time of the chunk's last grant."""
+    chunk: Chunk
+
+
+class FreeChunk(NamedTuple):
+    """A free chunk, in the order of choice among those that do not hold the service."""
+
+    level: int
+    used_s: float
+    chunk: Chunk
+    room_gb: float
+    """Least memory that is free on one of its GPUs."""
+
+
+@dataclass(slots=True)
+class BusyChunk:
+    """A chunk that is in use."""
+
+    service: str
+    holders: set[str]
+
+
+def free_level(chunk: Chunk, free: int, capacity: int, largest: int) -> int:
+    """Return the size of the free block around a chunk of a node, at most the largest degree. `free`: GPUs, as bits."""
+    size = chunk.size
+    while size < largest:
+        first = chunk.first - chunk.first % (2 * size)
+        if first + 2 * size > capacity or Chunk(first, 2 * size).mask & ~free:
+            break
+        size *= 2
+    return size

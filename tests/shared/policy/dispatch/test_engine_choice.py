@@ -1,0 +1,115 @@
+"""Degree, order and chunk of calls of model services, against brute force over all small cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.service_stimuli import ServicesReported
+from shared.policy.dispatch.stimuli import AttemptsEnded, InventoryReported, NodeJoined, RequestsSubmitted
+from shared.policy.model.chunks import Chunk, ServedModel
+from shared.policy.model.elasticity import Elasticity
+from shared.policy.model.formulation import Command, Grant, Work
+from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
+from shared.policy.resources.chunks import GPUS
+from tests.shared.policy.strategies import request, work
+
+SPEED = Elasticity("amdahl", serial=0.1)
+SINGLE_S = 4.0
+SLOW: Mapping[int, float] = {1: 2.0, 2: 1.0, 4: 0.5}
+FREE: Mapping[int, float] = {1: 0.0, 2: 0.0, 4: 0.0}
+WORST = 1.35
+"""Largest sum of ACT / least possible sum in the cases below (measured: see ADR 0078)."""
+OPTIMAL = 0.85
+"""Part of the cases in which the sum is the least possible."""
+
+Held = Mapping[Chunk, str]
+
+
+def degrees_of(gpus: int) -> tuple[int, ...]:
+    return tuple(size for size in (1, 2, 4) if size <= gpus)
+
+
+def after(held: Held, chunk: Chunk, service: str) -> dict[Chunk, str]:
+    """A GPU has the memory of one engine."""
+    return {**{one: name for one, name in held.items() if not one.overlaps(chunk)}, chunk: service}
+
+
+def least_s(services: tuple[str, ...], gpus: int, restore_s: Mapping[int, float], held: Held) -> float:
+    """Least sum of ACT over all orders, degrees and chunks; all calls arrive at 0."""
+
+    def ways(left: tuple[str, ...], free_s: tuple[float, ...], held: Held) -> Iterator[float]:
+        if not left:
+            yield 0.0
+        for at, service in enumerate(left):
+            if service in left[:at]:
+                continue
+            for size in degrees_of(gpus):
+                for chunk in (Chunk(first, size) for first in range(0, gpus, size)):
+                    cost_s = 0.0 if held.get(chunk) == service else restore_s[size]
+                    end_s = max(free_s[gpu] for gpu in chunk.gpus) + cost_s + SPEED.duration(SINGLE_S, size)
+                    ends_s = tuple(end_s if gpu in chunk.gpus else free_s[gpu] for gpu in range(gpus))
+                    rest = ways((*left[:at], *left[at + 1 :]), ends_s, after(held, chunk, service))
+                    yield end_s + min(rest)
+
+    return min(ways(services, (0.0,) * gpus, held))
+
+
+def chosen_s(services: tuple[str, ...], gpus: int, restore_s: Mapping[int, float], held: Held) -> float:
+    """Sum of ACT of what the dispatcher grants."""
+    dispatcher, degrees = Dispatcher(specs={"gpus": GPUS}), degrees_of(gpus)
+    now, total_s, running, service_of = 0.0, 0.0, list[tuple[float, Grant]](), dict[str, str]()
+
+    def begin(commands: list[Command], held: Held) -> Held:
+        for one in commands:
+            if isinstance(one, Grant):
+                chunk, service = Chunk(one.numbers[0], len(one.numbers)), service_of[one.action]
+                cost_s = 0.0 if held.get(chunk) == service else restore_s[chunk.size]
+                running.append((now + cost_s + SPEED.duration(SINGLE_S, chunk.size), one))
+                held = after(held, chunk, service)
+        return held
+
+    dispatcher.handle(0.0, NodeJoined("a", "1", "cpu", {"gpus": gpus}, frozenset({"run"})))
+    served = {
+        name: ServedModel(degrees, 1, 80.0, frozenset(one for one in held if held[one] == name), restore_s=restore_s)
+        for name in "AB"
+    }
+    dispatcher.handle(0.0, ServicesReported("a", "1", "gpus", served, (80.0,) * gpus), InventoryReported("a", "1", {}))
+    requests = []
+    for at, service in enumerate(services):
+        service_of[f"r{at}"] = service
+        requests.append(request(f"r{at}", elastic(service, degrees), at_s=0.0))
+    held = begin(dispatcher.handle(0.0, RequestsSubmitted(tuple(requests))), held)
+    while running:
+        running.sort(key=lambda one: (one[0], one[1].action), reverse=True)
+        now, one = running.pop()
+        total_s += now
+        ended = Ended(one.action, "a", one.attempt, 0, AttemptResult("ok", True), 0.0, 1.0, one.units)
+        held = begin(dispatcher.handle(now, AttemptsEnded((ended,))), held)
+        dispatcher.check()
+    assert not dispatcher.cluster.queues.queued, "all were granted"
+    return total_s
+
+
+def elastic(service: str, degrees: tuple[int, ...]) -> Work:
+    stage = replace(work("gpus@cpu", {"gpus": 1}), service=service, duration_s=SINGLE_S)
+    return replace(stage, amounts=degrees, elasticity=SPEED) if len(degrees) > 1 else stage
+
+
+def cases() -> Iterator[tuple[tuple[str, ...], int, Mapping[int, float], Held]]:
+    for gpus, restore_s, count in product((2, 4), (FREE, SLOW), (1, 2, 3)):
+        free = [Chunk(first, size) for size in degrees_of(gpus) for first in range(0, gpus, size)]
+        for services in product("AB", repeat=count):
+            for held in ({}, *({chunk: "A"} for chunk in free)):
+                yield services, gpus, restore_s, held
+
+
+def test_the_sum_of_act_is_within_a_factor_of_the_least_in_all_small_cases() -> None:
+    ratios = [(chosen_s(*one) / least_s(*one), one) for one in cases()]
+    worst, case = max(ratios, key=lambda one: one[0])
+    assert min(ratio for ratio, _ in ratios) > 1.0 - 1e-9, "no choice is better than brute force"
+    assert worst <= WORST, case
+    assert sum(ratio < 1.0 + 1e-9 for ratio, _ in ratios) >= OPTIMAL * len(ratios)

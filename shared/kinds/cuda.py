@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from shared.kinds.spec import Params
+from shared.runtime.patterns import GPU_ARCHITECTURE, SYMBOL, whole
 
 MOST_SOURCE: Final = 1 << 20
 """Characters of a source."""
@@ -36,10 +37,10 @@ SIZES: Final[dict[str, int]] = {
 """Bytes of one element."""
 MOST_FLOAT: Final[dict[str, float]] = {"float16": 65504.0, "float32": 3.4028234e38, "float64": 1.797e308}
 """Largest finite value of a type."""
-Symbol = Annotated[str, msgspec.Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Symbol = Annotated[str, msgspec.Meta(pattern=whole(SYMBOL))]
 Expression = int | Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_EXPRESSION)]
 Dimensions = Annotated[list[Expression], msgspec.Meta(min_length=1, max_length=3)]
-Architecture = Annotated[str, msgspec.Meta(pattern="^(sm|compute)_[0-9]{2,3}[af]?$")]
+Architecture = Annotated[str, msgspec.Meta(pattern=whole(GPU_ARCHITECTURE))]
 
 _OPERATORS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,

@@ -22,6 +22,8 @@ CONTENT_TYPE: Final = r"^[A-Za-z0-9!#$&^_.+/;= -]{1,128}$"
 POINTER: Final = r"^(/.*)?$"
 FIELD: Final = r"^[a-z_]{1,64}$"
 PATH: Final = "^/"
+SYMBOL: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+GPU_ARCHITECTURE: Final = r"^(sm|compute)_[0-9]{2,3}[af]?$"
 STATUS_RANGE: Final = r"^[1-5][0-9][0-9]-[1-5][0-9][0-9]$"
 
 WORDS: Final = {
@@ -38,6 +40,8 @@ WORDS: Final = {
     POINTER: "a JSON pointer such as /choices/0/text, or empty",
     FIELD: "1 to 64 small letters and '_': the name of a field",
     PATH: "a path, beginning with '/'",
+    SYMBOL: "1 to 128 letters, digits and '_', beginning with a letter or '_'",
+    GPU_ARCHITECTURE: "a GPU architecture such as sm_90, or compute_90 for PTX",
     STATUS_RANGE: "two statuses such as 500-599",
 }
 """Pattern -> what it allows."""

@@ -63,16 +63,16 @@ def _whole(document: dict[str, Any], max_wait_s: float) -> dict[str, Any]:
         **trajectory_paths(max_wait_s),
     }
     schemas: dict[str, Schema] = document["components"]["schemas"]
-    schemas.pop("CudaKernel", None)  # no action has it alone: `prepared_by` joins it with its compilation
-    for name in ("KernelArgument", "KernelLaunch"):  # generators for Go and Java give no default to a union
-        for field in schemas.get(name, {}).get("properties", {}).values():
-            if "anyOf" in field:
-                field.pop("default", None)
     schemas |= hot_schemas() | lease_schemas() | retrieval_schemas() | trajectory_schemas()
     schemas |= model_service_schemas()
     for replaced in ("AnyOf", "Amdahl", "Power"):
         schemas.pop(replaced)
     schemas |= kind_schemas()
+    schemas.pop("CudaKernel", None)  # no action has it alone: `prepared_by` joins it with its compilation
+    for name in ("KernelArgument", "KernelLaunch"):  # generators for Go and Java give no default to a union
+        for field in schemas.get(name, {}).get("properties", {}).values():
+            if "anyOf" in field:
+                field.pop("default", None)
     write_costs(schemas["StageTemplate"])
     schemas["StageTemplate"]["properties"]["kind"] = ref("ActionKind")
     for name, values in VALUES.items():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvicorn
 
 from treadle.stack import bounded_http
-from treadle.stack.bounded_http import MOST_HEAD_BYTES, BoundedHttp
+from treadle.stack.bounded_http import MOST_HEAD_BYTES, BoundedHttp, HeadJoiningTransport
 
 SendRaw = Callable[..., Awaitable[bytes]]
 
@@ -54,6 +54,7 @@ async def send_raw(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SendRaw]:
         finally:
             writer.close()
 
+    send_raw.port = port  # type: ignore[attr-defined]
     yield send_raw
     server.should_exit = True
     await serving
@@ -152,3 +153,91 @@ async def test_a_caller_that_stops_in_the_middle_is_disconnected(send_raw: SendR
     began = asyncio.get_running_loop().time()
     assert b"200" not in await send_raw(half)
     assert asyncio.get_running_loop().time() - began < 10
+
+
+class _Sent:
+    """A transport that notes its writes."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def writelines(self, parts: tuple[bytes, ...]) -> None:
+        self.writes.append(b"".join(parts))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
+
+
+def joining() -> tuple[_Sent, HeadJoiningTransport]:
+    sent = _Sent()
+    return sent, HeadJoiningTransport(cast("asyncio.Transport", sent), asyncio.get_running_loop())
+
+
+async def test_a_head_and_its_body_are_one_write() -> None:
+    sent, transport = joining()
+    for _ in range(2):
+        transport.write(HEAD)
+        transport.write(b"ok")
+    assert sent.writes == [HEAD + b"ok"] * 2
+    await asyncio.sleep(0)
+    assert len(sent.writes) == 2, "the head is not sent again"
+
+
+async def test_a_head_alone_leaves_in_the_next_turn_of_the_loop() -> None:
+    sent, transport = joining()
+    transport.write(HEAD)
+    assert not sent.writes
+    await asyncio.sleep(0)
+    assert sent.writes == [HEAD]
+    transport.write(b"5\r\nparts\r\n")
+    transport.write(b"0\r\n\r\n")
+    assert sent.writes == [HEAD, b"5\r\nparts\r\n", b"0\r\n\r\n"]
+
+
+async def test_the_head_of_an_answer_without_a_body_leaves_before_the_next_answer_and_the_end() -> None:
+    sent, transport = joining()
+    transport.write(HEAD)
+    transport.write(HEAD)
+    assert sent.writes == [HEAD + HEAD]
+    transport.write(HEAD)
+    transport.close()
+    assert sent.writes == [HEAD + HEAD, HEAD]
+    assert sent.closed
+
+
+async def test_nothing_is_written_to_a_connection_that_has_broken() -> None:
+    sent, transport = joining()
+    transport.write(HEAD)
+    sent.closed = True
+    await asyncio.sleep(0)
+    assert not sent.writes
+
+
+async def test_the_server_sends_a_short_answer_in_one_packet(send_raw: SendRaw) -> None:
+    """The real server, the real loop: a head in a packet of its own costs a system call, and wakes its caller twice."""
+    received: list[bytes] = []
+
+    class Reading(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            received.append(data)
+
+    await send_raw(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")  # the server runs
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_connection(Reading, "127.0.0.1", send_raw.port)  # type: ignore[attr-defined]
+    transport.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    async with asyncio.timeout(10):
+        while not received:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    transport.close()
+    assert received[0].startswith(b"HTTP/1.1 200")
+    assert received[0].endswith(b"\r\n\r\n0"), received

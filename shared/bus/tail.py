@@ -128,3 +128,5 @@ class Tail:
                 continue
             pause = 0.05
             yield entries
+            if entries:
+                await asyncio.sleep(0)  # what they have begun leaves before the next read

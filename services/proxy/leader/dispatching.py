@@ -29,6 +29,8 @@ MOST_FAILED: Final = 3
 """Failed terms after which an action is refused. The first one may name many actions; the others name one."""
 
 Item = TypeVar("Item")
+Given = tuple[Stimulus, ...]
+"""Stimuli of one moment."""
 
 
 class DispatchFailed(Exception):
@@ -84,7 +86,7 @@ class GuardedDispatcher:
         self._recorder = recorder
         self._suspects = suspects
 
-    def handle(self, now: Seconds, given: tuple[Stimulus, ...]) -> list[Command]:
+    def handle(self, now: Seconds, given: Given) -> list[Command]:
         """Handle stimuli, and record them.
 
         Raises:

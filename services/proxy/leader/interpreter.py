@@ -22,7 +22,7 @@ from services.proxy.leader.writes import (
 from services.proxy.metrics import UNTRACED
 from services.proxy.records.intake import journal_full
 from shared.bus import functions, held_leases, quotas, traces, trajectories
-from shared.bus.connection import with_retries
+from shared.bus.connection import together, with_retries
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
 from shared.bus.held_leases import (
     Acquired,
@@ -236,13 +236,16 @@ class Interpreter:
         if traced := [one for one in answers if one.traced_by]:
             writes.append(self._trace(traced))
         if answers:
-            flags, *_ = await asyncio.gather(self._finish(answers), *writes)
+            if writes:
+                flags, *_ = await together(self._redis, self._finish(answers), *writes)
+            else:
+                flags = await self._finish(answers)  # a task costs more than the call
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
-        elif len(writes) == 1:  # a task costs more than the call
+        elif len(writes) == 1:
             await writes[0]
         else:
-            await asyncio.gather(*writes)
+            await together(self._redis, *writes)
 
     async def _send(self, grants: list[Granting | LeaseGrant]) -> None:
         """Send grants in their order: levels of rates depend on it. One write for each run of one kind."""

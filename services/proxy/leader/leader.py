@@ -15,7 +15,7 @@ import msgspec
 
 from services.proxy.leader.answerings import to_answering
 from services.proxy.leader.arrivals import Arrivals, names_of
-from services.proxy.leader.dispatching import GuardedDispatcher, Suspects
+from services.proxy.leader.dispatching import Given, GuardedDispatcher, Suspects
 from services.proxy.leader.granted_leases import JOINED, SEEN, GrantedLeases, is_lease
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.local_leases import LocalLeases
@@ -161,14 +161,14 @@ class Leader:
         """Let the node of leases join, after the grants of a former leader are restored."""
         self._handle(self._clock.unix(), JOINED)
 
-    def submit(self, now: float, entries: list[Entry[ActionSubmitted]], *, journaled: bool = True) -> None:
-        """Submit new actions. `journaled`: False if the journal does not have them yet."""
+    def submit(self, now: float, entries: list[Entry[ActionSubmitted]], local: Given | None = None) -> None:
+        """Submit new actions. `local`: stimuli before them, if they are local leases, which are not journaled yet."""
         requests = []
         for entry in entries:
             action = entry.message.action
             if action in self.unanswered:
                 continue
-            self.unanswered[action] = Unanswered(entry.id if journaled else "", entry.message, entry.index)
+            self.unanswered[action] = Unanswered(entry.id if local is None else "", entry.message, entry.index)
             try:
                 request, wrong = to_request(entry), self._suspects.why_refused(action)
             except Unschedulable as error:
@@ -178,7 +178,10 @@ class Leader:
             else:
                 requests.append(request)
         for part in self._suspects.parts(requests, attrgetter("id")):
-            self._handle(now, stimuli.RequestsSubmitted(part))
+            self._handle(now, *(local or ()), stimuli.RequestsSubmitted(part))
+            local = ()
+        if local:
+            self._handle(now, *local)
 
     def _refuse(self, entry: Entry[UnreadableEntry]) -> None:
         """Answer an unreadable entry, masked. Otherwise it would stay in the journal and its batch would never end."""
@@ -308,14 +311,12 @@ class Leader:
         kept.outcome = ""
 
     def _send(self, node: str, message: GrantMessage, tenant: str = "", names: tuple[str, ...] = ()) -> None:
-        topic = self.nodes.topic(node)
-        if topic is not None:
+        if (topic := self.nodes.topic(node)) is not None:
             self._interpreter.put(Granting(topic.name, topic.encode(message)), tenant, names)
 
     def _ask_inventory(self, command: AskInventory) -> None:
         """Request an inventory after all earlier grants, which it must contain."""
-        topic = self.nodes.topic(command.node)
-        if topic is not None:
+        if (topic := self.nodes.topic(command.node)) is not None:
             self._interpreter.put_after_all(Granting(topic.name, topic.encode(to_message(self.epoch, command))))
 
     def _answer(self, answer: AnswerAction) -> None:

@@ -126,18 +126,27 @@ class LocalLeases:
     # ---- decisions ---------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Decide about the calls that have arrived, and put their writes."""
+        """Decide about the calls that have arrived, in one round, and put their writes."""
         releases, self._releases = self._releases[:DECIDED_AT_ONCE], self._releases[DECIDED_AT_ONCE:]
-        if releases:
-            self._decide_releases(releases)
         acquires, self._acquires = self._acquires[:DECIDED_AT_ONCE], self._acquires[DECIDED_AT_ONCE:]
-        if acquires:
-            self._decide_acquires(acquires)
+        if releases or acquires:
+            now = self._clock.unix()
+            self._decide(now, self._ends(now, releases), self._entries(now, acquires))
         if self._releases or self._acquires:
             self._interpreter.wake()
 
-    def _decide_releases(self, calls: list[_Release]) -> None:
-        now, ends = self._clock.unix(), []
+    def _decide(self, now: Seconds, ends: list[Ended], entries: list[Entry[ActionSubmitted]]) -> None:
+        self._leader.submit(now, entries, local=(AttemptsEnded(tuple(ends)),) if ends else ())
+        for end in ends:
+            if end.action in self._leader.unanswered:  # the dispatcher does not know this attempt
+                _resolve(self._ending.pop(end.action).ended, None)
+        for action, submission in self.undecided.items():  # they wait
+            self._interpreter.put(LeaseAcquisition(submission, None), submission.tenant, (action,))
+        self.undecided.clear()
+
+    def _ends(self, now: Seconds, calls: list[_Release]) -> list[Ended]:
+        """Return the ends of the leases that are released. The way of other replicas is left to the others."""
+        ends = []
         for call in calls:
             kept = self._holder(call.lease, call.fence)
             if call.ended.done():
@@ -148,23 +157,18 @@ class LocalLeases:
             self._ending[call.lease] = call
             result = AttemptResult("ok", quotas_used=dict(call.used))
             ends.append(_end(call.lease, kept.held.attempt, result, now - kept.held.granted_s))
-        self._leader.handle(AttemptsEnded(tuple(ends)))
-        for end in ends:
-            if end.action in self._leader.unanswered:  # the dispatcher does not know this attempt
-                _resolve(self._ending.pop(end.action).ended, None)
+        return ends
 
-    def _decide_acquires(self, calls: list[_Acquire]) -> None:
-        entries, now = [], self._clock.unix()
+    def _entries(self, now: Seconds, calls: list[_Acquire]) -> list[Entry[ActionSubmitted]]:
+        """Return the leases that are acquired, as if the journal had them."""
+        entries = []
         for submitted, journaled in calls:
             if not journaled.done():
                 self._serial += 1
                 self._journaling[submitted.action] = journaled
                 self.undecided[submitted.action] = submission_of(submitted)
                 entries.append(Entry(ACTIONS.name, f"{round(1000 * now)}-{self._serial}", submitted, -1))
-        self._leader.submit(now, entries, journaled=False)
-        for action, submission in self.undecided.items():  # they wait
-            self._interpreter.put(LeaseAcquisition(submission, None), submission.tenant, (action,))
-        self.undecided.clear()
+        return entries
 
     def _holder(self, lease: str, fence: int) -> Unanswered | None:
         """Return the record of a lease that this term has granted with this fence, and does not end yet."""

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import uvloop
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as Broken
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from shared.bus.connection import client, command, connect
+from shared.bus.connection import client, command, connect, together
+from shared.bus.wire import PipelinedRedis
 from tests.shared.bus.soon import soon
 
 
@@ -152,3 +154,51 @@ async def test_a_wrong_password_is_reported_and_leaves_no_connection_open(privat
 
         await soon(alone)
         await stranger.aclose()
+
+
+async def test_commands_that_are_sent_together_leave_in_one_write(redis_url: str, monkeypatch: Any) -> None:
+    async with connect(redis_url, name="together") as redis:
+        assert isinstance(redis, PipelinedRedis)
+        await command(redis, "PING")
+        assert redis._wire is not None
+        transport, writes = redis._wire._transport, list[bytes]()
+
+        class Counting:
+            def write(self, data: bytes) -> None:
+                writes.append(data)
+                assert transport is not None
+                transport.write(data)
+
+            def is_closing(self) -> bool:
+                return False
+
+        with monkeypatch.context() as patched:
+            patched.setattr(redis._wire, "_transport", Counting())
+            for _ in range(2):
+                replies = await together(redis, *(command(redis, "ECHO", number) for number in range(50)))
+                assert replies == [b"%d" % number for number in range(50)]
+            assert len(writes) == 2
+            assert await command(redis, "ECHO", "later") == b"later"
+            assert len(writes) == 3, "a command alone leaves at once"
+
+
+async def test_an_error_of_commands_that_are_sent_together_is_raised(redis_url: str) -> None:
+    async with connect(redis_url, name="together") as redis:
+        with pytest.raises(ResponseError):
+            await together(redis, command(redis, "ECHO", "1"), command(redis, "NONSENSE"))
+        assert await command(redis, "ECHO", "2") == b"2"
+
+
+async def test_commands_that_are_sent_together_fail_with_their_connection(redis_url: str, valkey: Redis) -> None:
+    async with connect(redis_url, name="together-broken") as redis:
+        await command(redis, "PING")
+        calls = asyncio.create_task(together(redis, command(redis, "ECHO", "1"), command(redis, "BLPOP", "none", 0)))
+        await soon(lambda: _blocked(valkey))
+        await command(valkey, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        with pytest.raises(Broken):
+            await calls
+        assert await command(redis, "ECHO", "again") == b"again"
+
+
+async def _blocked(valkey: Redis) -> bool:
+    return b"blocked_clients:0" not in await command(valkey, "INFO", "clients")

@@ -13,6 +13,7 @@ from services.gpu_manager.adoption import adopt_engines
 from services.gpu_manager.backends.engine_folders import EngineFolders, state_folder
 from services.gpu_manager.declared_entries import NodeLimits
 from services.gpu_manager.declaring import DeclaredServices
+from services.gpu_manager.delayed_report import DelayedReport
 from services.gpu_manager.devices import GIB, find_devices
 from services.gpu_manager.engine_factory import EngineFactory
 from services.gpu_manager.executor import GpuExecutor
@@ -130,7 +131,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
         ):
             factory = EngineFactory(http, found.memory, folders, settings.engine_key)
             own = {KERNELS: own_entry(device_gb)} if device_gb else {}
-            serving = Serving(machine, with_own(factory.backend), found.memory, clock, dict(own))
+            serving = Serving(machine, with_own(factory.backend), found.memory, clock, dict(own), http=streams)
             for entry in own.values():
                 serving.handle(ServiceSet(own_spec(entry)))
             background.start(serving.failed(), name="engines")
@@ -178,7 +179,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                 agent.report_services()
                 pages.changed()
 
-            serving.changed = changed
+            serving.changed = DelayedReport(changed).changed
             if owned is not None:
                 owned.changed = changed
                 owned.begin()

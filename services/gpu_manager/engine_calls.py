@@ -46,8 +46,9 @@ CONFLICT: Final = 409
 """Status of our server while its model is evicted, and of a request that was aborted."""
 NO_MEMORY: Final = 507
 """Status of our server if its device has too little memory."""
-HEADERS: Final[list[Header]] = [(b"content-type", b"application/json"), (b"connection", b"close")]
-"""A connection for each call: on a kept one, its closing by the engine would look like the engine's end."""
+HEADERS: Final[list[Header]] = [(b"content-type", b"application/json")]
+CLOSING_S: Final[Seconds] = 1.0
+"""Time after the beginning of a call in which the end of its kept connection may be an idle connection's end."""
 MOST_COUNTED: Final = 1e12
 """Most tokens of one call; a larger number is not believed."""
 _SECONDS: Final = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -158,7 +159,7 @@ async def post(call: EngineAttempt, path: str, document: dict[str, Any], answer:
 
 
 async def _posted(call: EngineAttempt, path: str, document: dict[str, Any]) -> bytes:
-    answer = await call.http.request("POST", call.engine.url + path, HEADERS, _encode(document))
+    answer = await _begun(call, path, _encode(document))
     try:
         if 200 <= answer.status < 300:
             body, is_whole = await _read(answer, MOST_BODY)
@@ -176,6 +177,21 @@ async def _posted(call: EngineAttempt, path: str, document: dict[str, Any]) -> b
         raise CallRefused(said)
     finally:
         answer.close()
+
+
+async def _begun(call: EngineAttempt, path: str, body: bytes) -> StreamedAnswer:
+    """Send a call on a kept connection. If the engine closes that at this moment, send it once more on a new one.
+
+    An engine that has ended refuses the new one, so the call ends as without a kept connection.
+    """
+    loop = asyncio.get_running_loop()
+    began, url = loop.time(), call.engine.url + path
+    try:
+        return await call.http.request("POST", url, HEADERS, body)
+    except Unreachable as error:
+        if not error.connected or loop.time() - began > CLOSING_S:
+            raise
+    return await call.http.request("POST", url, HEADERS, body, new_connection=True)
 
 
 async def _read(answer: StreamedAnswer, most: int) -> tuple[bytes, bool]:

@@ -24,12 +24,14 @@ from services.gpu_manager.engine_use import EngineUse, NotServed
 from services.gpu_manager.liveness import checked_liveness
 from services.gpu_manager.metrics import EVICTIONS, STEP_SECONDS
 from services.gpu_manager.node_stop import stop_engines
+from services.gpu_manager.preconnecting import preconnect
 from shared.model_services.entries import ServiceEntry
 from shared.policy.serving import model
 from shared.policy.serving.model import InstanceId, Stimulus
 from shared.policy.serving.node_serving import NodeServing
 from shared.runtime import log
 from shared.runtime.clock import Clock
+from shared.runtime.http_streams import StreamClient
 from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
@@ -46,6 +48,8 @@ class Serving:
     entries: dict[str, ServiceEntry] = field(default_factory=dict)
     changed: Callable[[], None] = lambda: None
     """Called when the residency of an engine has changed."""
+    http: StreamClient | None = None
+    """Sends the calls of actions. It connects to an engine before its canary."""
     _backends: dict[InstanceId, Backend] = field(default_factory=dict)
     _made_of: dict[InstanceId, ServiceEntry] = field(default_factory=dict)
     """Entry of each backend. After a change of its service, it is that of the old engine until that is stopped."""
@@ -124,8 +128,9 @@ class Serving:
         holding = self._holders[holder] = EngineUse(loop.create_future(), loop.create_future())
         try:
             self.handle(model.Wanted(holder, instance, deadline))
-            either: list[asyncio.Future[Any]] = [holding.admitted, holding.refused]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not holding.admitted.done():
+                either: list[asyncio.Future[Any]] = [holding.admitted, holding.refused]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if holding.refused.done():
                 raise holding.refused.result()
             yield holding
@@ -243,8 +248,10 @@ class Serving:
         await self._backends[instance].restore()
 
     async def _checked(self, instance: InstanceId) -> None:
-        if self._made_of[instance].canary is not None:
-            await self._backends[instance].canary()
+        entry, backend = self._made_of[instance], self._backends[instance]
+        if entry.canary is not None:
+            await preconnect(self.http, backend.url + entry.health)
+            await backend.canary()
 
     async def _stopped(self, instance: InstanceId) -> Level:
         """Stop an engine. Return where it is left: a given one sleeps."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import aiohttp
@@ -37,10 +37,20 @@ OURS: Final = frozenset({b"host", b"content-length", b"expect", b"treadle-tenant
 LARGE_BYTES: Final = 1 << 18
 MOST_LINE: Final = 64 << 10
 """Bytes of one header of an answer."""
+KEPT_S: Final = 4.0
+"""Time for which a connection without a call is kept. uvicorn closes it after 5 s."""
+_MOST_PARTS: Final = 16
+"""Parts of an answer that nobody uses. The connection of a longer one is closed."""
+_NOT_CONNECTED: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 class Unreachable(Exception):
     """No byte of an answer's body came: the engine did not take the call, or has ended."""
+
+    def __init__(self, reason: str, *, connected: bool = False) -> None:
+        super().__init__(reason)
+        self.connected = connected
+        """False: there was no connection, so the engine has not seen the call."""
 
 
 class AnswerBroken(Exception):
@@ -86,35 +96,55 @@ class StreamedAnswer:
 class StreamClient:
     """Connections to inference engines."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, unkept: aiohttp.ClientSession) -> None:
+        """`unkept`: has a connection for each request."""
         self._session = session
+        self._unkept = unkept
 
     async def request(
-        self, method: str, url: str, headers: Sequence[Header], body: bytes | AsyncIterator[bytes] | None
+        self,
+        method: str,
+        url: str,
+        headers: Sequence[Header],
+        body: bytes | AsyncIterator[bytes] | None,
+        *,
+        new_connection: bool = False,
     ) -> StreamedAnswer:
         """Send a request, and return its answer when the first bytes of its body have arrived.
 
-        A body in parts is sent as they arrive.
+        A body in parts is sent as they arrive. `new_connection`: it gets a connection of its own, not a kept one.
 
         Raises:
             Unreachable: no byte of a body came.
         """
         fields = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+        session = self._unkept if new_connection else self._session
         try:
-            response = await self._session.request(
+            response = await session.request(
                 method, URL(url, encoded=True), headers=fields, data=_sent(body), allow_redirects=False
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Unreachable(type(error).__name__) from error
+            raise Unreachable(type(error).__name__, connected=not isinstance(error, _NOT_CONNECTED)) from error
         try:
             first = await response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             response.close()
-            raise Unreachable(type(error).__name__) from error
+            raise Unreachable(type(error).__name__, connected=True) from error
         except asyncio.CancelledError:
             response.close()
             raise
         return StreamedAnswer(response, first)
+
+    async def preconnect(self, url: str) -> None:
+        """Make a kept connection to a server by a GET, whatever it answers."""
+        with suppress(Unreachable, AnswerBroken):
+            answer = await self.request("GET", url, (), None)
+            try:
+                for _ in range(_MOST_PARTS):
+                    if answer.is_whole or not await answer.next():
+                        break
+            finally:
+                answer.close()
 
 
 def _sent(body: bytes | AsyncIterator[bytes] | None) -> bytes | AsyncIterator[bytes] | io.BytesIO | None:
@@ -137,8 +167,14 @@ async def open_streams(*, connect_s: float, key: str = "") -> AsyncIterator[Stre
         connect_s: limit of one connection.
         key: sent as `Authorization: Bearer` where a call has none; empty: none.
     """
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, use_dns_cache=True, ttl_dns_cache=10)
-    async with aiohttp.ClientSession(
+    kept = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S, use_dns_cache=True, ttl_dns_cache=10)
+    unkept = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=True, ttl_dns_cache=10)
+    async with _session(kept, connect_s, key) as session, _session(unkept, connect_s, key) as others:
+        yield StreamClient(session, others)
+
+
+def _session(connector: aiohttp.TCPConnector, connect_s: float, key: str) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=connect_s),
@@ -149,5 +185,4 @@ async def open_streams(*, connect_s: float, key: str = "") -> AsyncIterator[Stre
         max_field_size=MOST_LINE,
         skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
         headers={"authorization": f"Bearer {key}"} if key else None,
-    ) as session:
-        yield StreamClient(session)
+    )

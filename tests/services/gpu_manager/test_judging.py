@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from services.gpu_manager.backends.protocol import EngineError, EngineGone, OutOfMemory
-from services.gpu_manager.engine_calls import MOST_BODY, EngineBusy
+from services.gpu_manager.engine_calls import MOST_BODY, EngineAddress, EngineAttempt, EngineBusy
 from services.gpu_manager.judging import text_output
 from services.gpu_manager.kinds import JUDGE
+from services.gpu_manager.model_calls import perform
 from shared.policy.model.results import AttemptResult
 from shared.runtime.http_streams import open_streams
 from tests.services.gpu_manager.engines import (
@@ -360,6 +361,68 @@ async def test_many_judgements_share_one_client() -> None:
     async with running_engine(completion("score: 6")) as engine, open_streams(connect_s=5.0):
         results = await asyncio.gather(*(performed(engine, JUDGE, REGEX) for _ in range(20)))
     assert [result.score for result in results] == [6.0] * 20
+
+
+# ---- kept connections ------------------------------------------------------------------------------------------------
+
+
+class ClosingEngine:
+    """Answers the first request of a connection, and closes it at the next one, as an engine that has waited too long.
+
+    Handwritten, because no server closes at exactly that moment.
+    """
+
+    def __init__(self, *, ends: bool = False) -> None:
+        self.connections = 0
+        self.answered = 0
+        self._ends = ends
+        self.server: asyncio.Server | None = None
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            await self._read(reader)
+            self.answered += 1
+            choice = {"message": {"role": "assistant", "content": "score: 6"}, "finish_reason": "stop"}
+            body = msgspec.json.encode({"choices": [choice]})
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+            writer.write(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+            await self._read(reader)
+            if self._ends and self.server is not None:
+                self.server.close()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        await reader.readexactly(size)
+
+
+async def _judged_twice(engine: ClosingEngine) -> AttemptResult:
+    engine.server = server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    params = msgspec.json.encode({"service": "judge-a", **REGEX})
+    async with server, open_streams(connect_s=2.0) as http, asyncio.timeout(20):
+        deadline = asyncio.get_running_loop().time() + 10
+        call = EngineAttempt(EngineAddress(url, "openai", "m"), http, deadline)
+        first = await perform(JUDGE, params, call)
+        assert first.score == 6.0
+        return await perform(JUDGE, params, call)
+
+
+async def test_a_call_that_meets_the_end_of_a_kept_connection_is_sent_again() -> None:
+    engine = ClosingEngine()
+    result = await _judged_twice(engine)
+    assert (result.status, result.score) == ("ok", 6.0)
+    assert (engine.connections, engine.answered) == (2, 2)
+
+
+async def test_the_end_of_an_engine_is_no_end_of_a_kept_connection() -> None:
+    with pytest.raises(EngineGone, match="did not answer"):
+        await _judged_twice(ClosingEngine(ends=True))
 
 
 # ---- a real engine ---------------------------------------------------------------------------------------------------

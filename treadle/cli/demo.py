@@ -78,7 +78,7 @@ def demo(
     killed at random, and each answer is compared with that of the model alone. It starts a stack of its own.
 
     Exit status: 0 success; 1 a reference does not pass, a verdict differs, the agent fails, an answer is wrong, or
-    memory is lacking; 2 a part is missing; 3 no stack answers.
+    memory is lacking; 2 a part is missing, or --gpu on a machine with GPUs; 3 no stack answers.
     """
     console = Console(stderr=as_json)
     if gpu:

@@ -33,7 +33,7 @@ def gpu(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Two batch sizes, and no variants: a minute for each seed.")
+        bool, typer.Option("--quick", help="Two batch sizes, no variants: two CPU minutes for each seed.")
     ] = False,
     processes: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 there is none.")] = 2,
     data: Annotated[

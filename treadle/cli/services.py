@@ -48,7 +48,8 @@ def register(app: typer.Typer) -> None:
 def services(context: typer.Context, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:
     """Show and watch model services: reward models, judges and teachers that share GPUs.
 
-    Actions name them: "kind": "model.judge", "params": {"service": "judge-a", ...}. Exit status: 3 no stack answers.
+    Actions name them: "kind": "model.judge", "params": {"service": "judge-a", ...}. Exit status: 2 a name or
+    a declaration is wrong; 3 no stack answers.
     """
     context.obj = GroupOptions(url, home, as_json)
     if context.invoked_subcommand is None:

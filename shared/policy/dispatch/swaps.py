@@ -2,7 +2,8 @@
 
 An action whose service is not resident waits, and work behind it that needs no restore goes first. Laws:
   - it waits only while a service that its restore would evict has its turn: other work of the pool waits for it, and
-    `swap_wait_s` have not passed since its first grant there after it became resident;
+    `swap_wait_s` have not passed since its first grant there after it became resident, or since the expected end of
+    the restore for that grant;
   - work behind it restores nothing on the units for which it waits, so no later turn begins there;
   - it waits for no work that cannot start: if nothing behind it was granted, it is.
 """

@@ -24,7 +24,7 @@ class Held(NamedTuple):
     """Times of a service on a chunk that holds it."""
 
     since_s: float = -math.inf
-    """Beginning of its turn: the first grant since it became resident."""
+    """Beginning of its turn: the first grant since it became resident, or the expected end of the restore for it."""
     used_s: float = -math.inf
     """Its last grant there."""
 
@@ -101,7 +101,10 @@ class ModelResidency:
         )
         for other, name, _ in left:
             self._drop(other, name)
-        since_s = now if here is None or here.since_s == -math.inf else here.since_s
+        if here is None:
+            since_s = now + self._restore_s(service, chunk)
+        else:
+            since_s = now if here.since_s == -math.inf else here.since_s
         self._held.setdefault(service, {})[chunk] = Held(since_s, now)
         return Implied(chunk, service, here, tuple(left), used_s)
 
@@ -156,6 +159,10 @@ class ModelResidency:
         del held[chunk]
         if not held:
             del self._held[service]
+
+    def _restore_s(self, service: str, chunk: Chunk) -> float:
+        one = self.served.get(service)
+        return 0.0 if one is None else one.restore_s.get(chunk.size, 0.0)
 
     def _gb(self, service: str, chunk: Chunk) -> float:
         one = self.served.get(service)

@@ -225,6 +225,18 @@ def test_a_restore_evicts_only_what_does_not_fit_beside_it() -> None:
     assert dict(chunks.evicts(1, Use("large"))) == {"judge": -math.inf, "reward": 3.0}
 
 
+def test_a_turn_begins_when_the_restore_is_expected_to_end() -> None:
+    """Else a restore that lasts longer than a turn is thrown away before its service has executed anything."""
+    slow = ServedModel((1, 2), 1, 60.0, restore_s={1: 6.5})
+    chunks = serving(1, judge=slow, reward=small(gb=60.0))
+    chunks.take(1, "a", Use("judge", 3.0))
+    chunks.give_back(1, "a")
+    assert dict(chunks.evicts(1, Use("reward"))) == {"judge": 9.5}
+    chunks.take(1, "b", Use("judge", 4.0))
+    chunks.give_back(1, "b")
+    assert dict(chunks.evicts(1, Use("reward"))) == {"judge": 9.5}, "the turn goes on"
+
+
 @given(st.lists(st.tuples(st.sampled_from(["judge", "reward", ""]), sizes, st.booleans()), max_size=40))
 @settings(deadline=None)
 def test_no_gpu_ever_has_two_services_or_too_many_holders(steps: list[tuple[str, int, bool]]) -> None:

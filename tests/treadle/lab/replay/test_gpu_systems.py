@@ -64,6 +64,14 @@ def waits(run: GpuRun) -> list[float]:
     return [round(queue_s + overhead_s, 6) for queue_s, overhead_s in zip(run.queue_s, run.overhead_s, strict=True)]
 
 
+@pytest.mark.parametrize("variant", ["vLLM sleep level 2", "vLLM sleep level 1"])
+def test_engines_that_are_restored_slowly_execute_before_they_are_evicted(variant: str) -> None:
+    """A restore of 6.5 s is longer than a turn. With turns from the grant on, six of ten calls restored an engine."""
+    run = replay(FIXED, replace(VARIANTS[variant], size=1024), 1)
+    assert run.swaps < 350, "restores for 1,000 calls"
+    assert run.mean_queue_s < 10
+
+
 # ---- by hand -----------------------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ class DeclaredServices:
                     self.serving.expect(instance)
         if before != entries or news:
             _log.info("services_applied", change=self.change, services=sorted(entries), problems=problems)
-        self.serving.changed()
+        self.serving.changed("")
 
     def completed(self, page: ServingPage) -> ServingPage:
         """Return the node's page with what REST shows of its declarations."""

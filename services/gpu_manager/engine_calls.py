@@ -48,7 +48,7 @@ NO_MEMORY: Final = 507
 """Status of our server if its device has too little memory."""
 HEADERS: Final[list[Header]] = [(b"content-type", b"application/json")]
 CLOSING_S: Final[Seconds] = 1.0
-"""Time after the beginning of a call in which the end of its kept connection may be an idle connection's end."""
+"""Time after the beginning of a call in which the end of its kept connection counts as the end of an idle one."""
 MOST_COUNTED: Final = 1e12
 """Most tokens of one call; a larger number is not believed."""
 _SECONDS: Final = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -68,6 +68,8 @@ class EngineAddress:
     """Name of the model in calls."""
     service: str = ""
     """Name of the model service, for messages."""
+    keeps_connections: bool = False
+    """Its calls share connections."""
     gpus: float = 1.0
     """GPUs of one action: its degree of parallelism, divided by the actions that may share them."""
 
@@ -180,17 +182,19 @@ async def _posted(call: EngineAttempt, path: str, document: dict[str, Any]) -> b
 
 
 async def _begun(call: EngineAttempt, path: str, body: bytes) -> StreamedAnswer:
-    """Send a call on a kept connection. If the engine closes that at this moment, send it once more on a new one.
+    """Send a call. If a kept connection ends at this moment, send it once more on a new one.
 
-    An engine that has ended refuses the new one, so the call ends as without a kept connection.
+    An engine closes a kept connection some day. One that has ended refuses the new one, unless something else listens
+    at its address.
     """
-    loop = asyncio.get_running_loop()
-    began, url = loop.time(), call.engine.url + path
-    try:
-        return await call.http.request("POST", url, HEADERS, body)
-    except Unreachable as error:
-        if not error.connected or loop.time() - began > CLOSING_S:
-            raise
+    loop, engine = asyncio.get_running_loop(), call.engine
+    began, url = loop.time(), engine.url + path
+    if engine.keeps_connections:
+        try:
+            return await call.http.request("POST", url, HEADERS, body)
+        except Unreachable as error:
+            if not error.kept_ended or loop.time() - began > CLOSING_S:
+                raise
     return await call.http.request("POST", url, HEADERS, body, new_connection=True)
 
 

@@ -30,15 +30,15 @@ from services.gpu_manager.engine_calls import (
 )
 from services.gpu_manager.kinds import ChatMessage, JudgeScore, ModelJudge
 from shared.kinds.places import fill_text
-from shared.kinds.scoring import NoScore, always, at_pointer, decoded_json, last_match, scaled
+from shared.kinds.scoring import NoScore, always, at_pointer, compiled, decoded_json, last_match, scaled
 from shared.policy.model.results import AttemptResult
 
 CHAT: Final = "/v1/chat/completions"
 SHOWN_CHARS: Final = 200
 MOST_SEARCH_S: Final = 1.0
 """Seconds of one search for a score. What RE2 does between two matches is not interrupted."""
-SHORT_CHARS: Final = 256
-"""Length of a completion that is searched at once: at most 257 matches, each of at most 256 characters."""
+MOST_STEPS: Final = 1 << 20
+"""Most steps of RE2, as matches * characters * size of the program, of a search without a thread: some milliseconds."""
 STOP: Final = "stop"
 """`finish_reason` of a completion that the model has ended."""
 NO_VERDICT: Final[Mapping[str, str]] = {
@@ -157,7 +157,7 @@ def messages_of(params: ModelJudge) -> list[ChatMessage]:
 
 async def _score(params: ModelJudge, text: str, call: EngineAttempt) -> float:
     """Return the score in a completion. Raises NoScore."""
-    if params.score.regex is None or len(text) <= SHORT_CHARS:
+    if params.score.regex is None or len(text) ** 2 * compiled(params.score.regex).programsize <= MOST_STEPS:
         return score_in(params.score, text, params.scale)
     left_s = call.deadline - asyncio.get_running_loop().time()
     ends = monotonic() + min(MOST_SEARCH_S, left_s)

@@ -9,12 +9,11 @@ from typing import Final
 from shared.runtime.http_streams import StreamClient
 from shared.runtime.units import Seconds
 
-CONNECTED_WITHIN_S: Final[Seconds] = 1.0
+CONNECTED_WITHIN_S: Final[Seconds] = 0.5
 
 
-async def preconnect(http: StreamClient | None, url: str) -> None:
+async def preconnect(http: StreamClient, url: str) -> None:
     """Make a kept connection to an engine, so that its first call needs none. Ends after `CONNECTED_WITHIN_S`."""
-    if http is not None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CONNECTED_WITHIN_S):
-                await http.preconnect(url)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CONNECTED_WITHIN_S):
+            await http.preconnect(url)

@@ -46,8 +46,8 @@ class Serving:
     memory: DeviceMemory
     clock: Clock
     entries: dict[str, ServiceEntry] = field(default_factory=dict)
-    changed: Callable[[], None] = lambda: None
-    """Called when the residency of an engine has changed."""
+    changed: Callable[[str], None] = lambda _state: None
+    """Called when the residency of an engine has changed, with its new state; empty: services have changed."""
     http: StreamClient | None = None
     """Sends the calls of actions. It connects to an engine before its canary."""
     _backends: dict[InstanceId, Backend] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Serving:
         self._removed.add(name)
         self.handle(model.ServiceRemoved(name))
         self._forget_removed(name)
-        self.changed()
+        self.changed("")
 
     @property
     def declared(self) -> dict[str, ServiceEntry]:
@@ -152,7 +152,8 @@ class Serving:
         """Return how to call an engine that is resident."""
         entry = self._made_of[instance]
         gpus = instance.chunk.size / self.entries[instance.service].concurrency
-        return EngineAddress(self._backends[instance].url, entry.api, entry.model, instance.service, gpus)
+        url, keeps = self._backends[instance].url, entry.keeps_connections
+        return EngineAddress(url, entry.api, entry.model, instance.service, keeps, gpus)
 
     # ---- the machine -------------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class Serving:
                 self._refuse(holder, reason, retry_in_s)
             case model.ResidencyChanged(instance, state, reason):
                 _log.info("residency_changed", instance=str(instance), state=state, reason=reason)
-                self.changed()
+                self.changed(state)
 
     def _refuse(self, holder: str, reason: str, retry_in_s: Seconds | None) -> None:
         holding = self._holders.get(holder)
@@ -250,7 +251,8 @@ class Serving:
     async def _checked(self, instance: InstanceId) -> None:
         entry, backend = self._made_of[instance], self._backends[instance]
         if entry.canary is not None:
-            await preconnect(self.http, backend.url + entry.health)
+            if self.http is not None and entry.keeps_connections:
+                await preconnect(self.http, backend.url + entry.health)
             await backend.canary()
 
     async def _stopped(self, instance: InstanceId) -> Level:

@@ -59,6 +59,8 @@ class EntryView(BaseModel):
     min_residency_s: float
     start_s: float
     health: str
+    keep_connections: bool
+    """Connections to its engines are kept between calls."""
     canary: dict[str, Any]
     """Request with a known answer, sent after each restore. Empty: none."""
     env: list[str]

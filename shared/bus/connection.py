@@ -98,10 +98,10 @@ async def command(redis: Redis, *args: Any) -> Any:
 
 async def together(redis: Redis, *commands: Awaitable[Any]) -> list[Any]:
     """Gather coroutines that send commands. Those that they send first leave in one write, so Valkey executes them in
-    one turn, with one fsync. Raises the first of their errors.
+    one turn, with one fsync, as far as they fit into its read buffer (16 KiB). Raises the first of their errors.
     """
     replies = asyncio.gather(*commands)
-    if isinstance(redis, PipelinedRedis):
+    if commands and isinstance(redis, PipelinedRedis):
         redis.join()
     return await replies
 

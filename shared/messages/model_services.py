@@ -52,6 +52,7 @@ class ShownEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_residency_s: float
     start_s: float
     health: str
+    keep_connections: bool = False
     canary: dict[str, Any] = {}
     """Empty: none."""
     env: list[str] = []

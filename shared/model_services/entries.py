@@ -121,10 +121,18 @@ class ServiceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Services of a lower number are evicted later."""
     min_residency_s: Residence = 5.0
     """Seconds for which it is not evicted after it has become resident."""
+    keep_connections: bool = False
+    """Keep connections to its engines between calls. For a server that serves many connections at once and sends small
+    packets at once (TCP_NODELAY), as asynchronous servers do. The backends beside `process` always keep them."""
     start_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 600.0
     """Limit of a start, until it is healthy."""
     env: Annotated[dict[Variable, Value], msgspec.Meta(max_length=256)] = {}
     """Variables of its process, with the same places as the command."""
+
+    @property
+    def keeps_connections(self) -> bool:
+        """True if connections to its engines are kept between calls."""
+        return self.keep_connections or self.backend != "process"
 
     def command_of(self, degree: int) -> list[str] | None:
         """Return the command of a degree, with its places; None if there is none."""

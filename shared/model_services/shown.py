@@ -31,6 +31,7 @@ def shown(entry: ServiceEntry, *, with_commands: bool) -> ShownEntry:
         min_residency_s=entry.min_residency_s,
         start_s=entry.start_s,
         health=entry.health,
+        keep_connections=entry.keeps_connections,
         canary=_canary(entry),
         env=sorted(entry.env),
         command=_by_degree((degree, entry.command_of(degree)) for degree in degrees) if with_commands else {},

@@ -10,7 +10,8 @@ import asyncio
 import io
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import aiohttp
 from multidict import CIMultiDict
@@ -38,19 +39,21 @@ LARGE_BYTES: Final = 1 << 18
 MOST_LINE: Final = 64 << 10
 """Bytes of one header of an answer."""
 KEPT_S: Final = 4.0
-"""Time for which a connection without a call is kept. uvicorn closes it after 5 s."""
+"""Time after which a connection without a call is not used again. uvicorn closes it after 5 s."""
 _MOST_PARTS: Final = 16
 """Parts of an answer that nobody uses. The connection of a longer one is closed."""
-_NOT_CONNECTED: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_ENDED: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
 class Unreachable(Exception):
     """No byte of an answer's body came: the engine did not take the call, or has ended."""
 
-    def __init__(self, reason: str, *, connected: bool = False) -> None:
+    def __init__(self, reason: str, *, kept_ended: bool = False) -> None:
         super().__init__(reason)
-        self.connected = connected
-        """False: there was no connection, so the engine has not seen the call."""
+        self.kept_ended = kept_ended
+        """A connection that was kept from an earlier request has ended before any byte of the answer. Only a client of
+        `open_streams(notes_reuse=True)` knows this.
+        """
 
 
 class AnswerBroken(Exception):
@@ -93,6 +96,19 @@ class StreamedAnswer:
         self._response.close()
 
 
+class _Connection:
+    """What is known of one request's connection."""
+
+    __slots__ = ("is_reused",)
+
+    def __init__(self) -> None:
+        self.is_reused = False
+
+
+async def _reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: Any) -> None:
+    context.trace_request_ctx.is_reused = True
+
+
 class StreamClient:
     """Connections to inference engines."""
 
@@ -118,18 +134,24 @@ class StreamClient:
             Unreachable: no byte of a body came.
         """
         fields = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
-        session = self._unkept if new_connection else self._session
+        session, connection = self._unkept if new_connection else self._session, _Connection()
         try:
             response = await session.request(
-                method, URL(url, encoded=True), headers=fields, data=_sent(body), allow_redirects=False
+                method,
+                URL(url, encoded=True),
+                headers=fields,
+                data=_sent(body),
+                allow_redirects=False,
+                trace_request_ctx=connection,
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Unreachable(type(error).__name__, connected=not isinstance(error, _NOT_CONNECTED)) from error
+            ended = isinstance(error, _ENDED) and not isinstance(error, aiohttp.ClientConnectorError)
+            raise Unreachable(type(error).__name__, kept_ended=ended and connection.is_reused) from error
         try:
             first = await response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             response.close()
-            raise Unreachable(type(error).__name__, connected=True) from error
+            raise Unreachable(type(error).__name__) from error
         except asyncio.CancelledError:
             response.close()
             raise
@@ -160,20 +182,26 @@ def passed_headers(headers: Sequence[Header], drop: frozenset[bytes] = frozenset
 
 
 @asynccontextmanager
-async def open_streams(*, connect_s: float, key: str = "") -> AsyncIterator[StreamClient]:
+async def open_streams(*, connect_s: float, key: str = "", notes_reuse: bool = False) -> AsyncIterator[StreamClient]:
     """Open connections to engines for as long as the context lasts.
 
     Args:
         connect_s: limit of one connection.
         key: sent as `Authorization: Bearer` where a call has none; empty: none.
+        notes_reuse: `Unreachable.kept_ended` is known. Costs some microseconds for each request.
     """
     kept = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S, use_dns_cache=True, ttl_dns_cache=10)
     unkept = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=True, ttl_dns_cache=10)
-    async with _session(kept, connect_s, key) as session, _session(unkept, connect_s, key) as others:
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(_reused)
+    traces = [tracing] if notes_reuse else []
+    async with _session(kept, connect_s, key, traces) as session, _session(unkept, connect_s, key, []) as others:
         yield StreamClient(session, others)
 
 
-def _session(connector: aiohttp.TCPConnector, connect_s: float, key: str) -> aiohttp.ClientSession:
+def _session(
+    connector: aiohttp.TCPConnector, connect_s: float, key: str, traces: list[aiohttp.TraceConfig]
+) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -185,4 +213,5 @@ def _session(connector: aiohttp.TCPConnector, connect_s: float, key: str) -> aio
         max_field_size=MOST_LINE,
         skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
         headers={"authorization": f"Bearer {key}"} if key else None,
+        trace_configs=traces,
     )

@@ -471,6 +471,7 @@ class EntryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_residency_s: float
     start_s: float
     health: str
+    keep_connections: bool
     canary: dict[str, Any]
     env: list[str]
     command: dict[str, list[str]]

@@ -12,6 +12,7 @@ caller that sends half a request keeps its connection for ever.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -39,11 +40,11 @@ class HeadJoiningTransport:
         self._loop = loop
         self._head = b""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         if self._head:
             head, self._head = self._head, b""
             self._transport.writelines((head, data))
-        elif data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n"):
+        elif isinstance(data, bytes) and data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n"):
             self._head = data
             self._loop.call_soon(self._flush)
         else:
@@ -52,7 +53,7 @@ class HeadJoiningTransport:
     def _flush(self) -> None:
         if self._head:
             head, self._head = self._head, b""
-            if not self._transport.is_closing():
+            with suppress(RuntimeError):  # the connection is closed
                 self._transport.write(head)
 
     def close(self) -> None:

@@ -51,6 +51,10 @@ class Suspects:
         """`failed`: action -> failed terms."""
         self._failed = failed
 
+    def __bool__(self) -> bool:
+        """True if there are any."""
+        return bool(self._failed)
+
     def why_refused(self, action: str) -> str:
         """Return why an action must not be passed to the dispatcher; empty if it may be."""
         failed = self._failed.get(action, 0)

@@ -83,8 +83,8 @@ class Leader:
         self._interpreter = interpreter
         self._clock = clock
         self._keep_s = keep_s
-        self._suspects = suspects or Suspects({})
-        self._guarded = GuardedDispatcher(dispatcher, recorder, self._suspects)
+        self.suspects = suspects or Suspects({})
+        self._guarded = GuardedDispatcher(dispatcher, recorder, self.suspects)
         self.nodes = NodeRegistry()
         self.reasons: dict[str, str] = {}
         """Pool -> reason of its target."""
@@ -170,14 +170,14 @@ class Leader:
                 continue
             self.unanswered[action] = Unanswered(entry.id if local is None else "", entry.message, entry.index)
             try:
-                request, wrong = to_request(entry), self._suspects.why_refused(action)
+                request, wrong = to_request(entry), self.suspects.why_refused(action)
             except Unschedulable as error:
                 wrong = str(error)
             if wrong:
                 self._answer(AnswerAction(action, "refused", wrong, ()))
             else:
                 requests.append(request)
-        for part in self._suspects.parts(requests, attrgetter("id")):
+        for part in self.suspects.parts(requests, attrgetter("id")):
             self._handle(now, *(local or ()), stimuli.RequestsSubmitted(part))
             local = ()
         if local:
@@ -209,7 +209,7 @@ class Leader:
         self._end(now, ends)
 
     def _end(self, now: float, ends: dict[str, Ended]) -> None:
-        for part in self._suspects.parts(ends.values(), attrgetter("action")):
+        for part in self.suspects.parts(ends.values(), attrgetter("action")):
             self._handle(now, stimuli.AttemptsEnded(part))
 
     def _handle_other(self, now: float, entry: Entry[Any]) -> None:

@@ -136,7 +136,11 @@ class LocalLeases:
             self._interpreter.wake()
 
     def _decide(self, now: Seconds, ends: list[Ended], entries: list[Entry[ActionSubmitted]]) -> None:
-        self._leader.submit(now, entries, local=(AttemptsEnded(tuple(ends)),) if ends else ())
+        ended = (AttemptsEnded(tuple(ends)),) if ends else ()
+        if ended and self._leader.suspects:  # alone, so that a failure with a suspect names no other action
+            self._leader.handle(*ended)
+            ended = ()
+        self._leader.submit(now, entries, local=ended)
         for end in ends:
             if end.action in self._leader.unanswered:  # the dispatcher does not know this attempt
                 _resolve(self._ending.pop(end.action).ended, None)

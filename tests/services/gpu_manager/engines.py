@@ -74,7 +74,7 @@ async def performed(
     raw = params if isinstance(params, bytes) else msgspec.json.encode({"service": "judge-a", **params})
     async with open_streams(connect_s=5.0) as http:
         deadline = asyncio.get_running_loop().time() + within_s
-        address = EngineAddress(url, api, "the-model", "judge-a", gpus)
+        address = EngineAddress(url, api, "the-model", "judge-a", gpus=gpus)
         return await perform(work, raw, EngineAttempt(address, http, deadline, output_bytes))
 
 

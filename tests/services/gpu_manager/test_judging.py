@@ -363,6 +363,31 @@ async def test_many_judgements_share_one_client() -> None:
     assert [result.score for result in results] == [6.0] * 20
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text", "in_a_thread"),
+    [
+        ("score: ([0-9]+)", "score: 6", False),
+        ("score: ([0-9]+)", "score: 6 " + "x" * 4000, True),
+        ("(?:(?:a?){0,999}(?:a?){0,999}Q|(6))", "6 " + "a" * 200, True),
+    ],
+)
+async def test_a_search_that_may_be_long_is_beside_the_event_loop(
+    pattern: str, text: str, in_a_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pattern is the caller's: one of a few characters may be a program of thousands of steps for each."""
+    threads: list[Any] = []
+    to_thread = asyncio.to_thread
+
+    async def noting(*args: Any) -> Any:
+        threads.append(args)
+        return await to_thread(*args)
+
+    monkeypatch.setattr(asyncio, "to_thread", noting)
+    async with running_engine(completion(text)) as engine:
+        result = await performed(engine, JUDGE, {**REGEX, "score": {"regex": pattern}})
+    assert (result.score, bool(threads)) == (6.0, in_a_thread)
+
+
 # ---- kept connections ------------------------------------------------------------------------------------------------
 
 
@@ -405,9 +430,9 @@ async def _judged_twice(engine: ClosingEngine) -> AttemptResult:
     engine.server = server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     params = msgspec.json.encode({"service": "judge-a", **REGEX})
-    async with server, open_streams(connect_s=2.0) as http, asyncio.timeout(20):
+    async with server, open_streams(connect_s=2.0, notes_reuse=True) as http, asyncio.timeout(20):
         deadline = asyncio.get_running_loop().time() + 10
-        call = EngineAttempt(EngineAddress(url, "openai", "m"), http, deadline)
+        call = EngineAttempt(EngineAddress(url, "openai", "m", keeps_connections=True), http, deadline)
         first = await perform(JUDGE, params, call)
         assert first.score == 6.0
         return await perform(JUDGE, params, call)

@@ -14,10 +14,11 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 class Peer:
-    """A server that counts connections, and closes one behind the n-th request of it without an answer."""
+    """A server that counts connections, and closes one at the request after the n-th, without a whole answer."""
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, last: bytes) -> None:
         self.url = ""
+        self._last = last
         self.connections = self.requests = 0
         self._answers = answers
 
@@ -30,6 +31,7 @@ class Peer:
                 writer.write(OK)
             await reader.readuntil(b"\r\n\r\n")
             self.requests += 1
+            writer.write(self._last)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -37,10 +39,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def served(answers: int = 100) -> AsyncIterator[tuple[Peer, StreamClient]]:
-    peer = Peer(answers)
+async def served(answers: int = 100, last: bytes = b"") -> AsyncIterator[tuple[Peer, StreamClient]]:
+    peer = Peer(answers, last)
     server = await asyncio.start_server(peer._serve, "127.0.0.1", 0)
-    async with server, open_streams(connect_s=2.0) as client, asyncio.timeout(20):
+    async with server, open_streams(connect_s=2.0, notes_reuse=True) as client, asyncio.timeout(20):
         peer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x"
         yield peer, client
 
@@ -77,12 +79,25 @@ async def test_preconnect_to_nobody_says_nothing() -> None:
         await client.preconnect("http://127.0.0.1:1/x")
 
 
-async def test_a_broken_request_tells_whether_there_was_a_connection() -> None:
+async def test_only_the_end_of_a_kept_connection_is_told() -> None:
     async with served(answers=1) as (peer, client):
+        assert await get(client, peer.url) == b"ok"
+        with pytest.raises(Unreachable) as kept:
+            await client.request("POST", peer.url, [], b"")
+        assert kept.value.kept_ended
+        with pytest.raises(Unreachable) as absent:
+            await client.request("POST", "http://127.0.0.1:1/x", [], b"")
+        assert not absent.value.kept_ended
+    async with served(answers=0) as (peer, client):
+        with pytest.raises(Unreachable) as new:
+            await client.request("POST", peer.url, [], b"")
+        assert not new.value.kept_ended, "a server that breaks off a new connection has ended the request"
+
+
+@pytest.mark.parametrize("sent", [b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n", b"SSH-2.0-OpenSSH\r\n"])
+async def test_a_server_that_has_begun_to_answer_has_not_only_ended_a_kept_connection(sent: bytes) -> None:
+    async with served(answers=1, last=sent) as (peer, client):
         assert await get(client, peer.url) == b"ok"
         with pytest.raises(Unreachable) as broken:
             await client.request("POST", peer.url, [], b"")
-        assert broken.value.connected
-        with pytest.raises(Unreachable) as absent:
-            await client.request("POST", "http://127.0.0.1:1/x", [], b"")
-        assert not absent.value.connected
+        assert not broken.value.kept_ended

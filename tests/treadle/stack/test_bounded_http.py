@@ -163,6 +163,8 @@ class _Sent:
         self.closed = False
 
     def write(self, data: bytes) -> None:
+        if self.closed:
+            raise RuntimeError("the handle is closed")
         self.writes.append(data)
 
     def writelines(self, parts: tuple[bytes, ...]) -> None:
@@ -221,6 +223,14 @@ async def test_nothing_is_written_to_a_connection_that_has_broken() -> None:
     sent.closed = True
     await asyncio.sleep(0)
     assert not sent.writes
+
+
+async def test_parts_of_other_types_are_passed_on() -> None:
+    sent, transport = joining()
+    transport.write(HEAD)
+    transport.write(memoryview(b"ok"))
+    transport.write(memoryview(b"more"))
+    assert [bytes(one) for one in sent.writes] == [HEAD + b"ok", b"more"]
 
 
 async def test_the_server_sends_a_short_answer_in_one_packet(send_raw: SendRaw) -> None:

@@ -119,6 +119,7 @@ def _entry(concurrency: int = 1) -> dict[str, Any]:
         "concurrency": concurrency,
         "canary": {"prompt": prompt, "expect": expect},
         "min_residency_s": 0,
+        "keep_connections": True,  # the engine is an asynchronous server
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from services.proxy.leader.dispatching import Suspects
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.leader import Leader
 from services.proxy.records.intake import submission_of
@@ -387,3 +388,40 @@ async def test_a_deposed_leader_writes_nothing_and_lets_its_callers_go_on(term: 
     assert [await journaled, await late, await ended] == [False, False, None]
     assert await term.record("b") == {}
     assert (await held_leases.end_leases(term.redis, [LeaseEnd("a", one.fence)])) == ["held"]
+
+
+async def test_ends_and_acquisitions_of_one_moment_are_one_call_of_the_dispatcher(term: Term) -> None:
+    first = await term.granted(lease("a"))
+    calls = recorded(term)
+    ended = term.leader.local_leases.release(first.action, first.fence, {})
+    journaled = term.ask(lease("b"))
+    await term.run()
+    assert ended is not None
+    assert (await ended, await journaled) == ("held", True)
+    assert calls[0] == ["AttemptsEnded", "RequestsSubmitted"]
+
+
+async def test_while_actions_are_suspected_ends_are_a_call_of_their_own(term: Term) -> None:
+    """A failure with a suspect would count its ends as suspects, too."""
+    first = await term.granted(lease("a"))
+    term.leader.suspects = Suspects({"other": 1})
+    calls = recorded(term)
+    ended = term.leader.local_leases.release(first.action, first.fence, {})
+    journaled = term.ask(lease("b"))
+    await term.run()
+    assert ended is not None
+    assert (await ended, await journaled) == ("held", True)
+    assert calls[:2] == [["AttemptsEnded"], ["RequestsSubmitted"]]
+
+
+def recorded(term: Term) -> list[list[str]]:
+    """Return the list of the dispatcher's calls from now on, each as names of its stimuli."""
+    calls: list[list[str]] = []
+    handle = term.leader._guarded.handle
+
+    def noting(now: float, given: Any) -> Any:
+        calls.append([type(one).__name__ for one in given])
+        return handle(now, given)
+
+    term.leader._guarded.handle = noting  # type: ignore[method-assign]
+    return calls

@@ -426,13 +426,13 @@ class ClosingEngine:
         await reader.readexactly(size)
 
 
-async def _judged_twice(engine: ClosingEngine) -> AttemptResult:
+async def _judged_twice(engine: ClosingEngine, *, keeps: bool = True) -> AttemptResult:
     engine.server = server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     params = msgspec.json.encode({"service": "judge-a", **REGEX})
     async with server, open_streams(connect_s=2.0, notes_reuse=True) as http, asyncio.timeout(20):
         deadline = asyncio.get_running_loop().time() + 10
-        call = EngineAttempt(EngineAddress(url, "openai", "m", keeps_connections=True), http, deadline)
+        call = EngineAttempt(EngineAddress(url, "openai", "m", keeps_connections=keeps), http, deadline)
         first = await perform(JUDGE, params, call)
         assert first.score == 6.0
         return await perform(JUDGE, params, call)
@@ -443,6 +443,12 @@ async def test_a_call_that_meets_the_end_of_a_kept_connection_is_sent_again() ->
     result = await _judged_twice(engine)
     assert (result.status, result.score) == ("ok", 6.0)
     assert (engine.connections, engine.answered) == (2, 2)
+
+
+async def test_an_engine_that_keeps_no_connections_has_one_for_each_call() -> None:
+    engine = ClosingEngine(ends=True)  # a second request on a connection would end it
+    result = await _judged_twice(engine, keeps=False)
+    assert (result.score, engine.connections) == (6.0, 2)
 
 
 async def test_the_end_of_an_engine_is_no_end_of_a_kept_connection() -> None:

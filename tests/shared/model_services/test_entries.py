@@ -181,3 +181,20 @@ def test_the_number_of_entries_is_bounded() -> None:
     with pytest.raises(ValueError, match="it has 257 entries; the most are 256"):
         read_entries(msgspec.json.encode(many))
     assert len(read_entries(msgspec.json.encode(dict(list(many.items())[1:])))) == MOST_SERVICES
+
+
+@pytest.mark.parametrize(
+    ("backend", "declared", "kept"),
+    [
+        ("process", False, False),
+        ("process", True, True),
+        ("vllm", False, True),
+        ("sglang", False, True),
+        ("torch", False, True),
+    ],
+)
+def test_connections_are_kept_to_servers_that_bear_it(backend: str, declared: bool, kept: bool) -> None:
+    api = "treadle" if backend == "torch" else "openai"
+    entry = {"backend": backend, "api": api, "model": "m", "command": ["x"], "memory_gb": {"awake": 1}}
+    read = msgspec.convert({**entry, "keep_connections": declared}, ServiceEntry)
+    assert read.keeps_connections is kept

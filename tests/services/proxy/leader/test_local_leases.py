@@ -393,11 +393,7 @@ async def test_a_deposed_leader_writes_nothing_and_lets_its_callers_go_on(term: 
 async def test_ends_and_acquisitions_of_one_moment_are_one_call_of_the_dispatcher(term: Term) -> None:
     first = await term.granted(lease("a"))
     calls = recorded(term)
-    ended = term.leader.local_leases.release(first.action, first.fence, {})
-    journaled = term.ask(lease("b"))
-    await term.run()
-    assert ended is not None
-    assert (await ended, await journaled) == ("held", True)
+    await released_and_acquired(term, first)
     assert calls[0] == ["AttemptsEnded", "RequestsSubmitted"]
 
 
@@ -406,12 +402,17 @@ async def test_while_actions_are_suspected_ends_are_a_call_of_their_own(term: Te
     first = await term.granted(lease("a"))
     term.leader.suspects = Suspects({"other": 1})
     calls = recorded(term)
+    await released_and_acquired(term, first)
+    assert calls[:2] == [["AttemptsEnded"], ["RequestsSubmitted"]]
+
+
+async def released_and_acquired(term: Term, first: GrantedLease) -> None:
+    """Release a lease and acquire another one in one moment."""
     ended = term.leader.local_leases.release(first.action, first.fence, {})
     journaled = term.ask(lease("b"))
     await term.run()
     assert ended is not None
     assert (await ended, await journaled) == ("held", True)
-    assert calls[:2] == [["AttemptsEnded"], ["RequestsSubmitted"]]
 
 
 def recorded(term: Term) -> list[list[str]]:

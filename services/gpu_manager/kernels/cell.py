@@ -16,6 +16,7 @@ from shared.walls import syscalls, view
 from shared.walls.seccomp import Filter, Rules
 
 _SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/ld.so.conf.d")
+_PACKAGES: Final = ("site-packages", "dist-packages")
 _NOBODY: Final = 65_534
 
 
@@ -72,9 +73,16 @@ def _visible(shown: tuple[str, ...]) -> tuple[tuple[tuple[str, str], ...], tuple
     """Return binds and links of the view."""
     links = tuple((path, str(Path(path).readlink())) for path in _SYSTEM if Path(path).is_symlink())
     wanted = [path for path in _SYSTEM if Path(path).exists() and not Path(path).is_symlink()]
-    wanted += [str(Path(sys.base_prefix).resolve()), sysconfig.get_paths()["purelib"], *shown]
+    wanted += [str(Path(sys.base_prefix).resolve()), *_packages(), *shown]
     binds: list[str] = []
     for path in wanted:
         if Path(path).exists() and not any(Path(path).is_relative_to(bind) for bind in binds):
             binds.append(path)
     return tuple((path, path) for path in binds), links
+
+
+def _packages() -> list[str]:
+    """Return the directories of installed packages. NumPy, parts of which are imported late, may be in any of them:
+    a virtual environment can use those of the system or of the user.
+    """
+    return [sysconfig.get_paths()["purelib"], *(path for path in sys.path if Path(path).name in _PACKAGES)]

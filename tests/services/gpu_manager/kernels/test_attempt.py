@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 
@@ -177,3 +180,19 @@ async def test_no_process_gets_the_managers_environment(monkeypatch: pytest.Monk
     result = await judge("right", reference=reference)
     assert "PATH" in result.reason
     assert "TREADLE" not in result.reason
+
+
+async def test_numpy_may_be_outside_of_the_virtual_environment(tmp_path: Path) -> None:
+    """An environment made with --system-site-packages is one. Parts of NumPy are imported late."""
+    venv.create(tmp_path / "made", symlinks=True, with_pip=False)
+    (packages,) = (tmp_path / "made").glob("lib/python*/site-packages")
+    elsewhere = tmp_path / "elsewhere" / "site-packages"
+    elsewhere.mkdir(parents=True)
+    installed = Path(np.__file__).parents[1]
+    for name in ("numpy", "numpy.libs", "msgspec"):
+        if (installed / name).exists():
+            shutil.copytree(installed / name, elsewhere / name)
+    (packages / "elsewhere.pth").write_text(f"{elsewhere}\n")
+    python = str(tmp_path / "made" / "bin" / "python")
+    result = await judged(params(), MODULE, GPU, WAIT_S, commands("right", (python, *COMMAND[1:])))
+    assert result.passed, result

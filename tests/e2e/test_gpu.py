@@ -91,7 +91,8 @@ def difference(answer: Answer, expected: list[float]) -> float:
 
 
 async def test_teachers_take_turns_and_each_answer_is_its_own(client: AsyncTreadle, mesh: Mesh) -> None:
-    between = float(np.abs(np.subtract(*mesh.expected.values())).max())
+    first, second = (np.array(one) for one in mesh.expected.values())
+    between = float(np.abs(first - second).max())
     assert between > 10 * CLOSE, "an answer of the other teacher is noticed"
     rng = random.Random(3)
     for _ in range(ROUNDS):

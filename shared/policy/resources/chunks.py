@@ -28,8 +28,8 @@ class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
     __slots__ = (
-        "_away", "_bad", "_beyond", "_busy", "_busy_of", "_free", "_held", "_implied", "_largest", "_mask", "_share",
-        "capacity", "models", "spec",
+        "_away", "_bad", "_beyond", "_busy", "_busy_of", "_choices", "_free", "_held", "_implied", "_largest", "_mask",
+        "_share", "capacity", "models", "spec",
     )  # fmt: skip
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
@@ -49,6 +49,8 @@ class Chunks:
         """Service -> busy chunks that it has."""
         self._free: dict[int, list[FreeChunk]] = {}
         """Size -> free chunks, in order; valid until the next change."""
+        self._choices: dict[tuple[int, str], ChunkChoice | None] = {}
+        """(Size, service) -> choice; valid until the next change. A decision asks for one several times."""
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}
@@ -68,7 +70,7 @@ class Chunks:
         """Apply the node's report of its model services, the memory of its GPUs, and bad and released GPUs."""
         self.models.report(served, device_gb, ((chunk, busy.service) for chunk, busy in self._busy.items()))
         self._implied.clear()
-        self._free.clear()
+        self._changed()
         self._bad = self._mask_of(bad)
         self._away = self._bad | self._mask_of(released)
         self._largest = max((degree for one in served.values() for degree in one.degrees), default=LARGEST)
@@ -89,6 +91,7 @@ class Chunks:
     @share.setter
     def share(self, units: int | None) -> None:
         self._share = units
+        self._choices.clear()
 
     @property
     def used(self) -> int:
@@ -127,7 +130,13 @@ class Chunks:
         return None if choice is None else (*choice[:5], -self.free)
 
     def choose(self, units: int, service: str = "") -> ChunkChoice | None:
-        """Return where a holder would go; None: nowhere now. O(GPUs)."""
+        """Return where a holder would go; None: nowhere now. O(GPUs) after a change."""
+        asked = units, service
+        if asked not in self._choices:
+            self._choices[asked] = self._choose(units, service)
+        return self._choices[asked]
+
+    def _choose(self, units: int, service: str) -> ChunkChoice | None:
         if units not in SIZES or not self._serves(units, service):
             return None
         if service and (joined := self._joinable(units, service)) is not None:
@@ -172,13 +181,13 @@ class Chunks:
     def _free_chunks(self, units: int) -> list[FreeChunk]:
         found = self._free.get(units)
         if found is None:
-            free, room_gb = ~(self._mask | self._away), self.models.free_gb()
+            free, models = ~(self._mask | self._away), self.models
             found = self._free[units] = sorted(
                 FreeChunk(
                     free_level(chunk, free, self.capacity, self._largest),
-                    self.models.last_used_s(chunk),
+                    models.last_used_s(chunk),
                     chunk,
-                    min(room_gb[chunk.first : chunk.first + units], default=0.0),
+                    models.free_gb(chunk),
                 )
                 for chunk in self._chunks(units)
                 if not chunk.mask & ~free
@@ -197,6 +206,7 @@ class Chunks:
         chunk = choice.chunk if choice is not None else self._reported(units, use) if use.numbers else None
         if chunk is None:
             self._beyond[holder] = units
+            self._changed()
             return
         busy = self._busy.get(chunk)
         if busy is None:
@@ -207,7 +217,7 @@ class Chunks:
         self._held[holder] = chunk
         self._mask |= chunk.mask
         self._implied[holder] = self.models.granted(chunk, use.service, use.now)
-        self._free.clear()
+        self._changed()
 
     def give_back(self, units: int, holder: str) -> None:
         """Give a holder's chunk back. Its service stays there until another one needs the memory.
@@ -219,6 +229,7 @@ class Chunks:
             return
         if holder in self._beyond:
             assert self._beyond.pop(holder) == units, f"{holder} gives back {units} GPUs, and has others"
+            self._changed()
             return
         chunk = self._held.pop(holder, None)
         assert chunk is not None, f"{holder} gives back {units} GPUs, and has none"
@@ -226,7 +237,7 @@ class Chunks:
         busy = self._busy[chunk]
         busy.holders.discard(holder)
         self._implied.pop(holder, None)
-        self._free.clear()
+        self._changed()
         if not busy.holders:
             del self._busy[chunk]
             self._mask &= ~chunk.mask
@@ -239,6 +250,7 @@ class Chunks:
         self.give_back(units, holder)
         if effects is not None:
             self.models.undo(effects)
+            self._changed()
 
     def numbers(self, holder: str) -> tuple[int, ...]:
         """GPUs of a holder; empty if it has none here."""
@@ -270,6 +282,11 @@ class Chunks:
         return ChunkStates(blocks_of(free, self.capacity), units)
 
     # ---- parts -------------------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """Forget what followed from the state before. Every change calls it."""
+        self._free.clear()
+        self._choices.clear()
 
     def _mask_of(self, gpus: Iterable[int]) -> int:
         return sum(1 << gpu for gpu in set(gpus) if 0 <= gpu < self.capacity)

@@ -52,6 +52,8 @@ class ModelResidency:
     """Memory of each GPU."""
     _held: dict[str, dict[Chunk, Held]] = field(default_factory=dict)
     """Service -> chunks that hold it."""
+    _free_gb: list[float] = field(default_factory=list)
+    """Memory of each GPU that no resident engine takes, anew with each report: no rounding error outlives it."""
     _used_s: dict[int, float] = field(default_factory=dict)
     """GPU -> time of its last grant."""
 
@@ -59,9 +61,9 @@ class ModelResidency:
         """Apply a report. `busy`: chunks in use, which hold their service, perhaps since the report was written."""
         self.served, self.device_gb, before = dict(served), tuple(device_gb), self._held
         resident = [(chunk, name) for name, one in served.items() for chunk in sorted(one.resident)]
-        self._held = {}
+        self._held, self._free_gb = {}, list(device_gb)
         for chunk, name in [*resident, *busy]:
-            self._held.setdefault(name, {})[chunk] = before.get(name, {}).get(chunk, Held())
+            self._hold(chunk, name, before.get(name, {}).get(chunk, Held()))
 
     def chunks_of(self, service: str) -> AbstractSet[Chunk]:
         """Chunks that hold a service."""
@@ -76,15 +78,9 @@ class ModelResidency:
         """Return the time of the last grant on one of its GPUs; minus infinity: none."""
         return max(self._used_s.get(gpu, -math.inf) for gpu in chunk.gpus)
 
-    def free_gb(self) -> list[float]:
-        """Memory of each GPU that no resident engine takes."""
-        free = list(self.device_gb)
-        for service, held in self._held.items():
-            for chunk in held:
-                for gpu in chunk.gpus:
-                    if gpu < len(free):
-                        free[gpu] -= self._gb(service, chunk)
-        return free
+    def free_gb(self, chunk: Chunk) -> float:
+        """Least memory that no resident engine takes, of the GPUs of a chunk; 0 if none is reported. O(its GPUs)."""
+        return min(self._free_gb[chunk.first : chunk.first + chunk.size], default=0.0)
 
     def granted(self, chunk: Chunk, service: str, now: float) -> Implied:
         """Note a grant. `service` may be empty: the GPUs are used by something else. Returns its effects."""
@@ -105,7 +101,7 @@ class ModelResidency:
             since_s = now + self._restore_s(service, chunk)
         else:
             since_s = now if here.since_s == -math.inf else here.since_s
-        self._held.setdefault(service, {})[chunk] = Held(since_s, now)
+        self._hold(chunk, service, Held(since_s, now))
         return Implied(chunk, service, here, tuple(left), used_s)
 
     def undo(self, effects: Implied) -> None:
@@ -117,9 +113,10 @@ class ModelResidency:
             if before is None:
                 self._drop(chunk, service)
             else:
-                self._held[service][chunk] = before
+                self._hold(chunk, service, before)
         for other, name, held in left:
-            self._held.setdefault(name, {}).setdefault(other, held)
+            if not self.holds(other, name):
+                self._hold(other, name, held)
 
     def leaving(self, chunk: Chunk, service: str) -> Iterator[tuple[str, float]]:
         """Yield the services that leave for a restore of this one, each with the beginning of its turn."""
@@ -154,11 +151,23 @@ class ModelResidency:
                 leave.append((other, name))
         return leave
 
+    def _hold(self, chunk: Chunk, service: str, times: Held) -> None:
+        held = self._held.setdefault(service, {})
+        if chunk not in held:
+            self._take_gb(chunk, self._gb(service, chunk))
+        held[chunk] = times
+
     def _drop(self, chunk: Chunk, service: str) -> None:
         held = self._held[service]
         del held[chunk]
         if not held:
             del self._held[service]
+        self._take_gb(chunk, -self._gb(service, chunk))
+
+    def _take_gb(self, chunk: Chunk, gb: float) -> None:
+        free = self._free_gb
+        for gpu in range(chunk.first, min(chunk.first + chunk.size, len(free))):
+            free[gpu] -= gb
 
     def _restore_s(self, service: str, chunk: Chunk) -> float:
         one = self.served.get(service)

@@ -108,7 +108,8 @@ class Activations:
         for name in plan.stopped:
             self._evict(one, name, "cold", f"host memory for sleeping engines: {why}", now)
         for name, level in plan.levels:
-            if level == "cold" or state.instances[name].spec.host_gb.get(level, 0.0) <= state.host_free_gb() + ROUNDING:
+            host_gb = 0.0 if level == "cold" else state.instances[name].spec.host_gb.get(level, 0.0)
+            if not host_gb or host_gb <= state.host_free_gb() + ROUNDING:
                 self._evict(one, name, level, why, now)
         if not plan.levels:
             why = "a holder waits" if one.waiting else one.why
@@ -157,8 +158,7 @@ class Activations:
         if victims is None:
             return None
         plan = choose_levels(needs, victims, inf)
-        free_gb = state.host_free_gb()
-        if plan.host_gb > free_gb + ROUNDING:
+        if plan.host_gb and plan.host_gb > (free_gb := state.host_free_gb()) + ROUNDING:
             chosen = {victim.instance for victim in victims}
             sleepers = [sleeper for sleeper in self._sleepers(one) if sleeper.instance not in chosen]
             plan = choose_levels(needs, victims, free_gb, sleepers)
@@ -205,16 +205,17 @@ class Activations:
 
     def _options(self, other: EngineInstance, one: EngineInstance) -> list[LevelOption]:
         times = self._state.times
-        levels: tuple[Level, ...] = other.spec.levels if other.place == "awake" else ()
+        awake, device_gb = other.place == "awake", other.device_gb
+        levels: tuple[Level, ...] = other.spec.levels if awake else ()
         (first, size), (wanted, count) = other.id.chunk, one.id.chunk
         before, shared = max(0, first - wanted), min(size, count)  # aligned chunks: one of them has all of the other
         options = []
-        for level in dict.fromkeys((*levels, "cold")):
-            left = 0.0 if level == "cold" else other.spec.asleep_gb.get(level, 0.0)
-            freed = other.device_gb - left
+        for level in levels if "cold" in levels else (*levels, "cold"):
+            freed = device_gb - (0.0 if level == "cold" else other.spec.asleep_gb.get(level, 0.0))
             frees = (0.0,) * before + (freed,) * shared + (0.0,) * (count - before - shared)
-            cost_s = times.evict_s(other.id, level) + times.restore_s(other.id, level)
-            if other.place != "awake":
+            if awake:
+                cost_s = times.evict_s(other.id, level) + times.restore_s(other.id, level)
+            else:
                 cost_s = self._stop_cost_s(other)
             host_gb = 0.0 if level == "cold" else other.spec.host_gb.get(level, 0.0)
             options.append(LevelOption(level, cost_s, frees, host_gb))

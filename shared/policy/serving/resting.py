@@ -9,7 +9,6 @@ Oracle: tests/shared/policy/serving/restless.py, a machine in which no engine re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,9 +32,12 @@ class RestingEngines:
     """Device memory on each of its GPUs, and host memory, as they were added."""
     _chunks: dict[Chunk, int] = field(default_factory=dict)
     """Chunk of several GPUs -> engines at rest on it."""
+    _joined: list[int] = field(init=False)
+    """GPU -> GPUs of these chunks that have it, as bits."""
 
     def __post_init__(self) -> None:
         self._device_gb = [0.0 for _ in self.gpus]
+        self._joined = [0 for _ in self.gpus]
 
     def add(self, one: EngineInstance) -> None:
         """Count an engine that has come to rest."""
@@ -46,7 +48,7 @@ class RestingEngines:
             self.gpus[gpu][one.id] = one
             self._device_gb[gpu] += device_gb
         if chunk.size > 1 and one.claim != "cold":
-            self._chunks[chunk] = self._chunks.get(chunk, 0) + 1
+            self._count(chunk, 1)
 
     def remove(self, one: EngineInstance) -> None:
         """Remove an engine that changes. No effect if it is not at rest. Call it before the change or after it."""
@@ -59,21 +61,27 @@ class RestingEngines:
             del self.gpus[gpu][one.id]
             self._device_gb[gpu] = self._device_gb[gpu] - counted[0] if self.gpus[gpu] else 0.0
         if chunk in self._chunks:
-            self._chunks[chunk] -= 1
-            if not self._chunks[chunk]:
-                del self._chunks[chunk]
+            self._count(chunk, -1)
 
     def device_gb(self, gpu: int) -> float:
         """Device memory that they may use on a GPU."""
         return self._device_gb[gpu]
 
-    def joined(self, gpu: int) -> Iterator[int]:
-        """Yield the GPUs of engines at rest that have several GPUs, this one among them."""
-        for size in _JOINED:
-            chunk = Chunk(gpu - gpu % size, size)
-            if chunk in self._chunks:
-                yield from chunk.gpus
+    def joined(self, gpu: int) -> int:
+        """Return the GPUs of engines at rest that have several GPUs, this one among them, as bits. O(1)."""
+        return self._joined[gpu]
 
     def overlapping(self, one: EngineInstance) -> dict[InstanceId, EngineInstance]:
         """Engines at rest that share a GPU with an instance. O(engines at rest on its GPUs)."""
         return {name: other for gpu in one.id.chunk.gpus for name, other in self.gpus[gpu].items()}
+
+    def _count(self, chunk: Chunk, change: int) -> None:
+        """Count an engine on a chunk of several GPUs."""
+        before = self._chunks.get(chunk, 0)
+        self._chunks[chunk] = before + change
+        if not self._chunks[chunk]:
+            del self._chunks[chunk]
+        if min(before, before + change) == 0:
+            for gpu in chunk.gpus:
+                larger = (Chunk(gpu - gpu % size, size) for size in _JOINED)  # each has all GPUs of the one before
+                self._joined[gpu] = max((each.mask for each in larger if each in self._chunks), default=0)

@@ -78,20 +78,24 @@ class Turns:
     def _concerned(self) -> dict[InstanceId, EngineInstance]:
         """Return the instances on the GPUs concerned that have changed or have something to do."""
         state = self._state
-        gpus = set(state.changed)
+        mask, everything = 0, (1 << len(state.gpus)) - 1
         for gpu in state.changed:
-            if len(gpus) == len(state.gpus):
+            mask |= 1 << gpu | state.resting.joined(gpu)
+            if mask == everything:
                 break
-            gpus.update(state.resting.joined(gpu))
             for one in state.gpus[gpu].values():
                 if one.id.chunk.size > 1 and (
                     one.claim != "cold" or one.step is not None or one.activation is not None
                 ):
-                    gpus.update(one.id.chunk.gpus)
-        near: dict[InstanceId, EngineInstance] = {}
-        for gpu in sorted(gpus):
-            near |= state.gpus[gpu]
-        return {name: one for name, one in near.items() if name in state.agenda}
+                    mask |= one.id.chunk.mask
+        agenda = state.agenda
+        return {
+            name: one
+            for gpu, here in enumerate(state.gpus)
+            if mask >> gpu & 1
+            for name, one in here.items()
+            if name in agenda
+        }
 
     def _turn(self, one: EngineInstance, now: float) -> tuple[int, int]:
         oldest = one.oldest

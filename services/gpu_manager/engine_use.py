@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from math import inf
+from typing import Any, TypeVar
 
 from shared.runtime.units import Seconds
+
+T = TypeVar("T")
 
 
 class NotServed(Exception):
@@ -30,3 +34,36 @@ class EngineUse:
     """The engine has served it. Set by the holder."""
     ends_s: Seconds = inf
     """Time by which the engine has to answer. Set by the holder."""
+
+
+async def unless_refused(call: Coroutine[Any, Any, T], holding: EngineUse) -> T:
+    """Await a call, and cancel it if the engine is taken away. A call that has ended before is valid.
+
+    It is no task of its own, because tasks cost two turns of the event loop.
+
+    Raises:
+        NotServed: the engine was taken away. The call has ended.
+    """
+    loop, taken = asyncio.get_running_loop(), False
+    limit = asyncio.timeout(None)
+
+    def take(_: asyncio.Future[NotServed]) -> None:
+        nonlocal taken
+        if not ended:
+            taken = True
+            limit.reschedule(loop.time())
+
+    ended = False
+    holding.refused.add_done_callback(take)
+    try:
+        async with limit:
+            try:
+                return await call
+            finally:
+                ended = True
+    except TimeoutError:
+        if not (taken and limit.expired()):
+            raise
+        raise holding.refused.result() from None
+    finally:
+        holding.refused.remove_done_callback(take)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from services.gpu_manager.backends.protocol import EngineError
 from services.gpu_manager.engine_calls import EngineAttempt, EngineBusy
-from services.gpu_manager.engine_use import EngineUse, NotServed
+from services.gpu_manager.engine_use import EngineUse, NotServed, unless_refused
 from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kinds import CUDA, GPUS, KINDS
 from services.gpu_manager.metrics import RUNNING, WAIT_SECONDS
@@ -144,17 +144,20 @@ class GpuExecutor:
     async def _called(self, grant: Granted, instance: InstanceId, holding: EngineUse, ends_s: Seconds) -> AttemptResult:
         """Perform an action, unless its engine is taken away. `ends_s`: its deadline."""
         holding.ends_s = min(ends_s, self.clock.monotonic() + grant.timeout_s)
-        calling = asyncio.create_task(self._performed(grant, instance), name=f"call {grant.action}")
         try:
-            either: list[asyncio.Future[Any]] = [calling, holding.refused]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not calling.done():
-                return lost(holding.refused.result().reason)
-            return self._result(calling, holding)
-        finally:
-            if not calling.done():
-                calling.cancel()
-                await asyncio.wait([calling])
+            result = await unless_refused(self._performed(grant, instance), holding)
+        except NotServed as error:
+            return lost(error.reason)
+        except EngineBusy as error:
+            holding.ok = True
+            return postponed(error.reason, error.retry_in_s or BUSY_RETRY_S)
+        except EngineError as error:
+            return lost(error.reason)
+        except Exception as error:  # noqa: BLE001  # our bug, which is no statement about the sample
+            _log.error("model_call_crashed", exc_info=error)
+            return lost(f"the call failed: {type(error).__name__}")
+        holding.ok = self.clock.monotonic() < holding.ends_s
+        return result
 
     async def _performed(self, grant: Granted, instance: InstanceId) -> AttemptResult:
         if grant.work == CUDA:
@@ -166,20 +169,6 @@ class GpuExecutor:
             self.output_bytes,
         )
         return await perform(grant.work, grant.params, call)
-
-    def _result(self, calling: asyncio.Task[AttemptResult], holding: EngineUse) -> AttemptResult:
-        try:
-            result = calling.result()
-        except EngineBusy as error:
-            holding.ok = True
-            return postponed(error.reason, error.retry_in_s or BUSY_RETRY_S)
-        except EngineError as error:
-            return lost(error.reason)
-        except Exception as error:  # noqa: BLE001  # our bug, which is no statement about the sample
-            _log.error("model_call_crashed", exc_info=error)
-            return lost(f"the call failed: {type(error).__name__}")
-        holding.ok = self.clock.monotonic() < holding.ends_s
-        return result
 
 
 def _chunk(grant: Granted) -> Chunk | None:

@@ -43,6 +43,7 @@ from shared.policy.elastic import scheduling
 from shared.runtime import log
 from shared.runtime.app import build_app, problem_response
 from shared.runtime.background import Background
+from shared.runtime.coarse_timers import CoarseTimers
 from shared.runtime.errors import Unavailable
 from shared.runtime.settings import load
 from shared.store import database
@@ -82,7 +83,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             WAITING.set_function(lambda: len(waiters))
             health = HealthMonitor(redis, store, sessions, disk, clock, node_lost_s=settings.node_lost_s)
             task_book = TaskRegistry(redis)
-            lease_waiters = LeaseWaiters(redis)
+            lease_waiters, timers = LeaseWaiters(redis), CoarseTimers()
             leadership = Leadership(redis, reader, waiters, settings, background, lease_waiters)
             retries = RunCodeRetries(redis, background, settings)
             held = HeldCalls(settings, retries)
@@ -132,10 +133,12 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                     clock,
                     lease_waiters,
                     retries.cancel,
+                    timers,
                     replica=held.replica,
                     limit_s=settings.submit_retry_s,
                     most_waiting=settings.max_waiting,
                 ),
+                timers=timers,
                 bodies=Bodies(settings.max_bodies_bytes),
                 retries=retries,
                 held=held,

@@ -25,6 +25,7 @@ from services.proxy.records.trajectory_traces import TrajectoryTraces
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
 from shared.bus.connection import ValkeyClock
+from shared.runtime.coarse_timers import CoarseTimers
 from shared.runtime.patterns import NAME
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class ProxyState:
     traces: TrajectoryTraces
     leadership: Leadership
     leases: LeaseService
+    timers: CoarseTimers
     bodies: Bodies
     retries: RunCodeRetries
     held: HeldCalls

@@ -10,6 +10,7 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from shared.runtime.app import PROBLEM_JSON
+from shared.runtime.coarse_timers import CoarseTimers
 from shared.runtime.connection_watch import ConnectionWatch
 from shared.runtime.errors import Overloaded, TooLarge, TreadleError
 from shared.runtime.http_streams import Header
@@ -51,13 +52,14 @@ class BodyMemory:
 class Exchange:
     """One request and its answer. `close` it at the end."""
 
-    __slots__ = ("_memory", "_receive", "_scope", "_send", "_taken", "started")
+    __slots__ = ("_memory", "_receive", "_scope", "_send", "_taken", "_timers", "started")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: BodyMemory) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: BodyMemory, timers: CoarseTimers) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
         self._memory = memory
+        self._timers = timers
         self._taken = 0
         self.started = False
         """The head of the answer was sent."""
@@ -139,7 +141,7 @@ class Exchange:
         """
         working = asyncio.current_task()
         assert working is not None
-        with ConnectionWatch(self._disconnected, working.cancel) as watch:
+        with ConnectionWatch(self._disconnected, working.cancel, self._timers) as watch:
             try:
                 return await work()
             except asyncio.CancelledError:

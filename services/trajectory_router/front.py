@@ -25,6 +25,7 @@ from shared.bus.connection import ValkeyClock
 from shared.messages.routing import routed_name
 from shared.policy.routing.model import ModelCall
 from shared.runtime import log
+from shared.runtime.coarse_timers import CoarseTimers
 from shared.runtime.errors import BadRequest, NotFound, TreadleError
 from shared.runtime.http_streams import passed_headers
 from shared.runtime.patterns import is_name
@@ -68,6 +69,7 @@ class Front:
         self._max_body_bytes = max_body_bytes
         self._wait_s = wait_s
         self._memory = BodyMemory(max_bodies_bytes)
+        self._timers = CoarseTimers()
         self._serials = count()
 
     def serves(self, path: str) -> bool:
@@ -76,7 +78,7 @@ class Front:
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of a route of models."""
-        exchange = Exchange(scope, receive, send, self._memory)
+        exchange = Exchange(scope, receive, send, self._memory, self._timers)
         own, path = split_own(exchange.path)
         route = MODEL_ROUTES.get(path)
         style: ErrorStyle = route.error_style if route is not None else "openai"

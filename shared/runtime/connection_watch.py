@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from shared.runtime.coarse_timers import CoarseTimer, CoarseTimers
 from shared.runtime.units import Seconds
 
 WATCHED_AFTER_S: Final[Seconds] = 0.05
@@ -17,24 +18,26 @@ class ConnectionWatch:
     for requests that take longer.
     """
 
-    __slots__ = ("_beginning", "_ended", "_gone", "_task", "gone")
+    __slots__ = ("_beginning", "_ended", "_gone", "_task", "_timers", "gone")
 
-    def __init__(self, gone: Callable[[], Awaitable[None]], ended: Callable[[], object]) -> None:
+    def __init__(self, gone: Callable[[], Awaitable[None]], ended: Callable[[], object], timers: CoarseTimers) -> None:
         """Compose it.
 
         Args:
             gone: returns when the connection has ended.
             ended: called then, once.
+            timers: of the running event loop.
         """
+        self._timers = timers
         self._gone = gone
         self._ended = ended
-        self._beginning: asyncio.TimerHandle | None = None
+        self._beginning: CoarseTimer | None = None
         self._task: asyncio.Task[None] | None = None
         self.gone = False
         """The connection has ended."""
 
     def __enter__(self) -> ConnectionWatch:
-        self._beginning = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._begin)
+        self._beginning = self._timers.after(WATCHED_AFTER_S, self._begin)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,7 +3,8 @@
 It ignores requests to change the protocol (RFC 9110 §7.8). The JDK's client begins with `Upgrade: h2c` and sends its
 body as HTTP/1.1; httptools would take the body for the next protocol.
 
-It sends the head of a response with the body's first part: in one packet and one system call, not two.
+It sends the head of a response with the body's first part: in one packet and one system call, not two. An application
+that has a whole response can hand it over in one call (`shared.runtime.whole_response`).
 
 With httptools uvicorn has no bounds. It reads a head of a hundred megabytes (which blocks the loop meanwhile), and a
 caller that sends half a request keeps its connection for ever.
@@ -12,13 +13,16 @@ caller that sends half a request keeps its connection for ever.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, cast
 
 import httptools
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from shared.runtime.whole_response import EXTENSION
 
 MOST_HEAD_BYTES: Final = 1 << 16
 """Bytes of the request line and headers (and of trailers). A longer incomplete head is rejected at the next read."""
@@ -85,6 +89,33 @@ class _RequestParser(httptools.HttpRequestParser):
         return None
 
 
+class WholeResponse:
+    """Sends the response of one request at once. See `shared.runtime.whole_response`."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def __call__(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        cycle = self._cycle
+        if cycle.response_started or cycle.disconnected or not cycle.keep_alive or cycle.flow.write_paused:
+            return False
+        parts = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(b"content-length: %d\r\n\r\n" % len(body))
+        head = b"".join(parts)
+        if head.count(b"\n") != len(cycle.default_headers) + len(headers) + 3 or head.count(b"\r") != head.count(b"\n"):
+            return False  # a value with a line break: uvicorn rejects it
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        cycle.transport.write(head + body)
+        cycle.response_complete = True
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection. Costs a few assignments per request and one timer per connection."""
 
@@ -97,6 +128,7 @@ class BoundedHttp(HttpToolsProtocol):
     _refused = False
     """The connection is being closed. Further input is ignored."""
     _last_read_at = 0.0
+    _answered_at = 0.0
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
     """The request that is being answered. `cycle` is the newest one, which may wait behind it."""
@@ -109,7 +141,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_made(transport)
         self.transport = cast("asyncio.Transport", HeadJoiningTransport(transport, self.loop))
         self._last_read_at = self.loop.time()
-        self._timer = self.loop.call_later(SILENCE_LIMIT_S, self._check_silence)
+        self._timer = self.loop.call_later(min(SILENCE_LIMIT_S, self.timeout_keep_alive), self._check_silence)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -121,7 +153,20 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
+        if cycle.scope["method"] != "HEAD":
+            cycle.scope["extensions"] = {EXTENSION: WholeResponse(cycle)}  # type: ignore[dict-item]  # uvicorn knows mappings
         super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """Begin the next request that has arrived. uvicorn would also set a timer for each response."""
+        self.server_state.total_requests += 1
+        self._answered_at = self.loop.time()
+        if self._answering is not None:
+            self._answering.scope.pop("extensions", None)  # it refers to the request, which refers to it
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
 
     def data_received(self, data: bytes) -> None:
         continued = self._in_head
@@ -181,18 +226,25 @@ class BoundedHttp(HttpToolsProtocol):
             behind = parser.feed(behind)
 
     def _check_silence(self) -> None:
-        """Close the connection if the caller is silent in the middle of a request. uvicorn handles complete ones.
+        """Close the connection if the caller is silent in the middle of a request, or after its last answer.
 
         The time does not count while we have stopped reading (the service has enough input, or an earlier call to
         answer).
         """
-        if not self._in_request or self.flow.read_paused:
-            self._last_read_at = self.loop.time()
-        left_s = self._last_read_at + SILENCE_LIMIT_S - self.loop.time()
+        now = self.loop.time()
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._in_request or cycle is None:
+            if self.flow.read_paused:
+                self._last_read_at = now
+            left_s = self._last_read_at + SILENCE_LIMIT_S - now
+        elif cycle.response_complete:
+            left_s = self._answered_at + self.timeout_keep_alive - now
+        else:
+            left_s = SILENCE_LIMIT_S
         if left_s <= 0:
             self.transport.close()
         else:
-            self._timer = self.loop.call_later(left_s, self._check_silence)
+            self._timer = self.loop.call_later(min(left_s, self.timeout_keep_alive), self._check_silence)
 
     def _too_long(self) -> None:
         if not self._refused and not self.transport.is_closing():

@@ -11,7 +11,7 @@ its names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from functools import lru_cache
 from ipaddress import ip_address
 
@@ -40,15 +40,10 @@ class HostCheck:
         self._allowed = frozenset(name.strip().lower() for name in allowed if name.strip())
         self._setting = setting
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Return the coroutine of the app, or of the refusal: one of its own would cost each request."""
         refusal = self._refusal(scope) if scope["type"] == "http" else None
-        if refusal is None:
-            await self._app(scope, receive, send)
-            return
-        body = _encoder.encode(refusal.problem())
-        headers = [(b"content-type", PROBLEM_JSON.encode()), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        return self._app(scope, receive, send) if refusal is None else _refuse(refusal, send)
 
     def _refusal(self, scope: Scope) -> TreadleError | None:
         hosts: list[bytes] = []
@@ -77,6 +72,13 @@ class HostCheck:
 
     def _forbidden(self, header: str, value: str) -> Forbidden:
         return Forbidden(what=f"{header} {value[:64]!r} is not a name of this service; {self._setting} names more")
+
+
+async def _refuse(refusal: TreadleError, send: Send) -> None:
+    body = _encoder.encode(refusal.problem())
+    headers = [(b"content-type", PROBLEM_JSON.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 @lru_cache(NAMES_KEPT)

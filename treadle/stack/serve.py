@@ -10,10 +10,11 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shared.bus.connection import connect, with_retries
 from shared.bus.schema import WrongSchema, check_schema
@@ -36,7 +37,19 @@ class _Server(uvicorn.Server):
         settle_collector()
 
 
-def serve(factory: Callable[[], Any], *, descriptor: int | None, host: str, port: int, prefix: str) -> None:
+def middleware_of(app: FastAPI) -> ASGIApp:
+    """Return the app, whose requests begin at its first middleware: FastAPI's and Starlette's own calls do no more."""
+
+    def call(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] != "http" or app.middleware_stack is None:
+            return app(scope, receive, send)
+        scope["app"] = app
+        return app.middleware_stack(scope, receive, send)
+
+    return call
+
+
+def serve(factory: Callable[[], FastAPI], *, descriptor: int | None, host: str, port: int, prefix: str) -> None:
     """Run the app until a signal, on the inherited socket ``descriptor``, else on ``host`` and ``port``.
 
     ``prefix``: of the service's settings, such as ``PROXY``.
@@ -44,8 +57,9 @@ def serve(factory: Callable[[], Any], *, descriptor: int | None, host: str, port
     setting = f"{prefix}_ALLOWED_HOSTS"
     allowed = os.environ.get(setting, "").split(",")
     config = uvicorn.Config(
-        lambda: HostCheck(factory(), allowed, setting=setting),
+        lambda: HostCheck(middleware_of(factory()), allowed, setting=setting),
         factory=True,
+        interface="asgi3",
         host=host,
         port=port,
         loop="uvloop",

@@ -24,6 +24,7 @@ from shared.runtime import log
 from shared.runtime.app import PROBLEM_JSON, unknown_query
 from shared.runtime.errors import PROBLEM_TYPE, BadRequest, Overloaded, TooLarge, TreadleError, Unavailable
 from shared.runtime.patterns import NAME, WORDS, is_name
+from shared.runtime.whole_response import sender_of
 
 _log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
@@ -52,7 +53,7 @@ class Streamed(NamedTuple):
 class Call:
     """One request on a hot route."""
 
-    __slots__ = ("_receive", "_scope", "at_end", "path_args", "proxy")
+    __slots__ = ("_at_end", "_bytes", "_receive", "_scope", "path_args", "proxy")
 
     def __init__(self, scope: Scope, receive: Receive, path_args: tuple[str, ...]) -> None:
         self._scope = scope
@@ -60,8 +61,9 @@ class Call:
         self.path_args = path_args
         """Values of the path's placeholders."""
         self.proxy: ProxyState = state_of(scope["state"])
-        self.at_end = ExitStack()
-        """Closed when the reply was sent or cannot be sent."""
+        self._bytes = 0
+        """Bytes of its body that this replica holds for it."""
+        self._at_end: list[Callable[[], object]] = []
 
     @property
     def http_version(self) -> str:
@@ -101,10 +103,28 @@ class Call:
             raise TooLarge(limit_bytes=limit)
         return b"".join(chunks)
 
+    def at_end(self, callback: Callable[[], object]) -> None:
+        """Call this when the reply was sent or cannot be sent; the last one first."""
+        self._at_end.append(callback)
+
+    def close(self) -> None:
+        """End the request. Every callback is called, also if one fails.
+
+        Raises:
+            Exception: that of a callback.
+        """
+        if self._bytes:
+            self.proxy.bodies.give_back(self._bytes)
+            self._bytes = 0
+        if self._at_end:
+            with ExitStack() as stack:
+                for callback in self._at_end:
+                    stack.callback(callback)
+
     def _count(self, chunk: bytes) -> None:
         if chunk:
             self.proxy.bodies.take(len(chunk))
-            self.at_end.callback(self.proxy.bodies.give_back, len(chunk))
+            self._bytes += len(chunk)
 
     async def _next(self) -> Message:
         message = await self._receive()
@@ -209,17 +229,19 @@ class HotPath:
             return
         methods, args = self._match(scope["path"])
         call = Call(scope, receive, args)
-        with call.at_end:
+        try:
             if methods is None:
                 refusal, receive = await _bounded(call, scope, receive)
                 if refusal is None:
                     refusal = await self._pass_on(scope, receive, send)
                 if refusal is not None:
-                    await _send(refusal, send)
+                    await _send(refusal, scope, send)
             elif (handler := methods.get(scope["method"])) is None:
-                await _send(_not_allowed(methods), send)
+                await _send(_not_allowed(methods), scope, send)
             else:
-                await _send(await _answer(handler, call), send)
+                await _send(await _answer(handler, call), scope, send)
+        finally:
+            call.close()
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Reply | None:
         """Let the app answer. Return an error reply if it does not begin to answer in time."""
@@ -248,15 +270,17 @@ def put_in_front(app: FastAPI, routes: list[HotRoute]) -> None:
     app.build_middleware_stack = lambda: HotPath(build(), routes)  # type: ignore[method-assign]  # outside of all others
 
 
-async def _send(reply: Reply | Streamed, send: Send) -> None:
-    """Send the reply as ASGI messages. A body in parts has no length header, so the server sends it in chunks."""
-    headers = [(b"content-type", reply.content_type), *reply.headers]
+async def _send(reply: Reply | Streamed, scope: Scope, send: Send) -> None:
+    """Send the reply. A body in parts has no length header, so the server sends it in chunks."""
+    headers = ((b"content-type", reply.content_type), *reply.headers)
     if isinstance(reply, Reply):
-        headers.append((b"content-length", str(len(reply.body)).encode()))
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "http.response.body", "body": reply.body})
+        whole = sender_of(scope)
+        if whole is None or not whole(reply.status, headers, reply.body):
+            length = (b"content-length", b"%d" % len(reply.body))
+            await send({"type": "http.response.start", "status": reply.status, "headers": [*headers, length]})
+            await send({"type": "http.response.body", "body": reply.body})
         return
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.start", "status": 200, "headers": list(headers)})
     async for part in reply.parts:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

@@ -98,10 +98,10 @@ class HeldCalls:
             raise DeadlineMissed(what=f"this replica holds {self._count} calls; retry")
         self._count += 1
         HELD.set(self._count)
-        call.at_end.callback(self._leave)
+        call.at_end(self._leave)
         submitted = msgspec.structs.replace(submitted, held_by=self.replica)
         held = _Held(call, submitted, self._settings, self._retries, compose)
-        call.at_end.callback(held.close)
+        call.at_end(held.close)
         await held.submit()
         if (reply := await held.settled(HEADERS_AFTER_S)) is not None:
             return reply

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -30,6 +31,7 @@ from shared.messages import leases
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.leases import GrantedLease
 from shared.policy.model.quotas import NO_QUOTAS
+from shared.runtime.coarse_timers import CoarseTimers
 from shared.runtime.connection_watch import ConnectionWatch
 from shared.runtime.errors import (
     BadRequest,
@@ -67,6 +69,7 @@ class LeaseService:
         clock: ValkeyClock,
         waiters: LeaseWaiters,
         cancel: Cancel,
+        timers: CoarseTimers,
         *,
         replica: str,
         limit_s: Seconds,
@@ -82,6 +85,7 @@ class LeaseService:
         self._waiters = waiters
         waiters.cancel = lambda action: cancel(action, GONE)
         self._cancel = cancel
+        self._timers = timers
         self._replica = replica
         self._limit_s = limit_s
         self._most_waiting = most_waiting
@@ -155,8 +159,8 @@ class LeaseService:
         future: asyncio.Future[Outcome | None],
         gone: Callable[[], Awaitable[None]],
     ) -> Outcome:
-        expiry: asyncio.TimerHandle | None = None
-        with ConnectionWatch(gone, lambda: _expire(future)) as watch:
+        expire, expiry = partial(_expire, future), None
+        with ConnectionWatch(gone, expire, self._timers) as watch:
             try:
                 if not await self._decided(submitted):
                     accepted = await self._intake.submit(submitted)
@@ -164,7 +168,7 @@ class LeaseService:
                         found = outcome_of(submitted.action, await self._read(submitted.action))
                         if found is not None:
                             return found
-                expiry = asyncio.get_running_loop().call_later(wait_s + GRACE_S, _expire, future)
+                expiry = self._timers.after(wait_s + GRACE_S, expire)
                 outcome = await future
             finally:
                 if expiry is not None:
@@ -188,7 +192,7 @@ class LeaseService:
 
     async def _within(self, future: asyncio.Future[Result]) -> Result:
         """Wait for a write, as long as for a restarting Valkey."""
-        timer = asyncio.get_running_loop().call_later(self._limit_s, _fail, future)
+        timer = self._timers.after(self._limit_s, partial(_fail, future))
         try:
             return await future
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from shared.runtime.coarse_timers import CoarseTimers
 from shared.runtime.connection_watch import WATCHED_AFTER_S, ConnectionWatch
 
 
@@ -13,7 +14,7 @@ async def test_an_end_in_the_first_moment_is_noticed_too() -> None:
     async def gone() -> None:
         return
 
-    with ConnectionWatch(gone, ended.set) as watch:
+    with ConnectionWatch(gone, ended.set, CoarseTimers()) as watch:
         assert not watch.gone
         async with asyncio.timeout(10):
             await ended.wait()
@@ -26,7 +27,7 @@ async def test_a_later_end_is_noticed() -> None:
     async def gone() -> None:
         await closed.wait()
 
-    with ConnectionWatch(gone, ended.set) as watch:
+    with ConnectionWatch(gone, ended.set, CoarseTimers()) as watch:
         await asyncio.sleep(3 * WATCHED_AFTER_S)
         assert not watch.gone
         closed.set()
@@ -42,9 +43,9 @@ async def test_a_request_that_is_answered_leaves_nothing_behind() -> None:
         asked += 1
         await closed.wait()
 
-    with ConnectionWatch(gone, ended.set):
+    with ConnectionWatch(gone, ended.set, CoarseTimers()):
         pass
-    with ConnectionWatch(gone, ended.set):
+    with ConnectionWatch(gone, ended.set, CoarseTimers()):
         await asyncio.sleep(3 * WATCHED_AFTER_S)
     closed.set()
     await asyncio.sleep(3 * WATCHED_AFTER_S)

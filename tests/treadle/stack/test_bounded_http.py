@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import uvicorn
 
+from shared.runtime.whole_response import SendWhole, sender_of
 from treadle.stack import bounded_http
-from treadle.stack.bounded_http import MOST_HEAD_BYTES, BoundedHttp, HeadJoiningTransport
+from treadle.stack.bounded_http import MOST_HEAD_BYTES, BoundedHttp, HeadJoiningTransport, WholeResponse
 
 SendRaw = Callable[..., Awaitable[bytes]]
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Answers with the length of the body; waits before it reads if the path requests it."""
+    await answer(scope, receive, send, None)
+
+
+async def whole(scope: Any, receive: Any, send: Any) -> None:
+    """The same, in one call where the server takes it."""
+    await answer(scope, receive, send, sender_of(scope))
+
+
+async def answer(scope: Any, receive: Any, send: Any, at_once: SendWhole | None) -> None:
     if scope["path"] == "/slow":
         await asyncio.sleep(1.5)
     size, more = 0, True
@@ -24,16 +35,21 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
         size, more = size + len(message.get("body", b"")), message.get("more_body", False)
     body = str(size).encode()
-    headers = [(b"content-length", str(len(body)).encode())]
+    others = [(b"x-asked", scope["query_string"])] if scope["query_string"] else []
+    if at_once is not None and at_once(200, others, body):
+        return
+    headers = [*others, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-@pytest.fixture
-async def send_raw(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SendRaw]:
+@pytest.fixture(params=[app, whole])
+async def send_raw(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[SendRaw]:
     """Send parts, a moment between them, and read until the server ends the connection."""
     monkeypatch.setattr(bounded_http, "SILENCE_LIMIT_S", 0.5)
-    config = uvicorn.Config(app, port=0, http=BoundedHttp, lifespan="off", log_config=None, timeout_keep_alive=1)
+    config = uvicorn.Config(
+        request.param, port=0, http=BoundedHttp, lifespan="off", log_config=None, timeout_keep_alive=1
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110  # uvicorn sets a flag
@@ -251,3 +267,92 @@ async def test_the_server_sends_a_short_answer_in_one_packet(send_raw: SendRaw) 
     transport.close()
     assert received[0].startswith(b"HTTP/1.1 200")
     assert received[0].endswith(b"\r\n\r\n0"), received
+
+
+# ---- whole responses -------------------------------------------------------------------------------------------------
+
+
+async def test_requests_in_one_packet_are_answered_in_their_order(send_raw: SendRaw) -> None:
+    many = b"".join(
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (size, b"x" * size) for size in range(20)
+    )
+    assert bodies(await send_raw(many + CLOSING)) == [*(b"200 %d" % size for size in range(20)), b"200 0"]
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.0\r\n\r\n", CLOSING])
+async def test_a_caller_that_wants_no_further_answer_is_told_so(send_raw: SendRaw, head: bytes) -> None:
+    answer = await send_raw(head)
+    assert b"\r\nconnection: close\r\n" in answer
+    assert answer.endswith(b"\r\n\r\n0")
+
+
+async def test_the_head_of_an_answer_is_asked_for_without_its_body(send_raw: SendRaw) -> None:
+    answer = await send_raw(b"HEAD / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert b"content-length: 1\r\n" in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
+async def test_a_caller_that_waits_for_a_word_gets_it_before_the_answer(send_raw: SendRaw) -> None:
+    head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+    answer = await send_raw(head, b"ab" + CLOSING)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+
+
+async def test_a_connection_is_closed_when_it_is_idle_and_not_before(send_raw: SendRaw) -> None:
+    """`timeout_keep_alive` is 1 s here, so a call every 0.6 s keeps it open."""
+    port = send_raw.port  # type: ignore[attr-defined]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(20):
+        for _ in range(5):
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(1) == b"0"
+            await asyncio.sleep(0.6)
+        assert await reader.read() == b"", "closed without a further word"
+    writer.close()
+
+
+class Cycle:
+    """The parts of uvicorn's cycle that a whole response uses."""
+
+    def __init__(self) -> None:
+        self.response_started = self.response_complete = self.disconnected = self.waiting_for_100_continue = False
+        self.keep_alive, self.flow = True, SimpleNamespace(write_paused=False)
+        self.default_headers = [(b"date", b"now")]
+        self.message_event, self.written, self.ends = asyncio.Event(), list[bytes](), 0
+        self.transport = SimpleNamespace(write=self.written.append)
+
+    def on_response(self) -> None:
+        self.ends += 1
+
+
+@pytest.mark.parametrize("header", [(b"x", b"a\r\nb: c"), (b"x", b"a\nb"), (b"x", b"a\rb"), (b"x\r\ny", b"a")])
+def test_a_header_with_a_line_break_is_left_to_the_check_of_the_server(header: tuple[bytes, bytes]) -> None:
+    cycle = Cycle()
+    assert not WholeResponse(cast("Any", cycle))(200, [(b"a", b"b"), header], b"body")
+    assert (cycle.written, cycle.response_started, cycle.ends) == ([], False, 0)
+
+
+@pytest.mark.parametrize("state", ["response_started", "disconnected", "write_paused", "closes"])
+def test_a_response_is_not_sent_whole_where_messages_are_needed(state: str) -> None:
+    cycle = Cycle()
+    if state == "write_paused":
+        cycle.flow.write_paused = True
+    elif state == "closes":
+        cycle.keep_alive = False
+    else:
+        setattr(cycle, state, True)
+    assert not WholeResponse(cast("Any", cycle))(200, [], b"body")
+    assert (cycle.written, cycle.ends) == ([], 0)
+
+
+def test_a_whole_response_is_one_write_and_ends_its_request() -> None:
+    cycle = Cycle()
+    assert WholeResponse(cast("Any", cycle))(429, [(b"retry-after", b"3")], b"{}")
+    assert cycle.written == [
+        b"HTTP/1.1 429 Too Many Requests\r\ndate: now\r\nretry-after: 3\r\ncontent-length: 2\r\n\r\n{}"
+    ]
+    assert cycle.response_started
+    assert cycle.response_complete
+    assert cycle.message_event.is_set()
+    assert cycle.ends == 1

@@ -1,7 +1,8 @@
 """Services that REST declares, on this node: read at each heartbeat, and applied to its engines.
 
-Law: after each `refresh` the engines' services are exactly `used_entries` of the file and of what was read, and
-those of the manager itself. So a restart of the manager, the proxy or the leader changes nothing.
+Law: after each `refresh` the engines' services are exactly `used_entries` of the file and of what was read, and that
+of the manager itself, whose memory follows from theirs (`own_chunk`). So a restart of the manager, the proxy or the
+leader changes nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import msgspec
 from redis.asyncio import Redis
 
 from services.gpu_manager.declared_entries import NodeLimits, used_entries
+from services.gpu_manager.kinds import KERNELS
+from services.gpu_manager.own_chunk import own_entry, own_spec
 from services.gpu_manager.serving import Serving
 from services.gpu_manager.specs import given_engines, spec_of
 from shared.bus.connection import TRANSIENT
@@ -72,6 +75,10 @@ class DeclaredServices:
                 self.serving.set_service(name, entry, spec_of(name, entry))
                 for instance in given_engines(name, entry):
                     self.serving.expect(instance)
+        if self.own:
+            kernels = own_entry(self.limits.device_gb, (entry.memory_gb.awake for entry in entries.values()))
+            if self.serving.declared.get(KERNELS) != kernels:
+                self.serving.set_service(KERNELS, kernels, own_spec(kernels))
         if before != entries or news:
             _log.info("services_applied", change=self.change, services=sorted(entries), problems=problems)
         self.serving.changed("")

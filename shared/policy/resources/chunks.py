@@ -29,7 +29,7 @@ class Chunks:
 
     __slots__ = (
         "_away", "_bad", "_beyond", "_busy", "_busy_of", "_choices", "_free", "_held", "_implied", "_largest", "_mask",
-        "_share", "capacity", "models", "spec",
+        "_share", "_units", "capacity", "models", "spec",
     )  # fmt: skip
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
@@ -51,6 +51,8 @@ class Chunks:
         """Size -> free chunks, in order; valid until the next change."""
         self._choices: dict[tuple[int, str], ChunkChoice | None] = {}
         """(Size, service) -> choice; valid until the next change. A decision asks for one several times."""
+        self._units: int | None = None
+        """`free`; None after a change."""
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}
@@ -91,7 +93,7 @@ class Chunks:
     @share.setter
     def share(self, units: int | None) -> None:
         self._share = units
-        self._choices.clear()
+        self._changed()
 
     @property
     def used(self) -> int:
@@ -106,9 +108,11 @@ class Chunks:
     @property
     def free(self) -> int:
         """GPUs that the node owns and that are not busy, bad or released."""
-        usable = self.capacity - (self._away & ~self._mask).bit_count()
-        owned = usable if self._share is None else min(self._share, usable)
-        return max(0, owned - self.used)
+        if self._units is None:
+            usable = self.capacity - (self._away & ~self._mask).bit_count()
+            owned = usable if self._share is None else min(self._share, usable)
+            self._units = max(0, owned - self.used)
+        return self._units
 
     def fits(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder can get a chunk of this size now, or join one of its service."""
@@ -287,6 +291,7 @@ class Chunks:
         """Forget what followed from the state before. Every change calls it."""
         self._free.clear()
         self._choices.clear()
+        self._units = None
 
     def _mask_of(self, gpus: Iterable[int]) -> int:
         return sum(1 << gpu for gpu in set(gpus) if 0 <= gpu < self.capacity)

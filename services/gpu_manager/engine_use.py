@@ -39,31 +39,35 @@ class EngineUse:
 async def unless_refused(call: Coroutine[Any, Any, T], holding: EngineUse) -> T:
     """Await a call, and cancel it if the engine is taken away. A call that has ended before is valid.
 
-    It is no task of its own, because tasks cost two turns of the event loop.
+    It is no task of its own, because tasks cost two turns of the event loop. A call that is being cancelled already is
+    not disturbed: it ends its processes.
 
     Raises:
         NotServed: the engine was taken away. The call has ended.
     """
-    loop, taken = asyncio.get_running_loop(), False
+    loop, working = asyncio.get_running_loop(), asyncio.current_task()
     limit = asyncio.timeout(None)
+    ended = taken = False
 
     def take(_: asyncio.Future[NotServed]) -> None:
         nonlocal taken
-        if not ended:
+        if not ended and working is not None and not working.cancelling():
             taken = True
             limit.reschedule(loop.time())
 
-    ended = False
     holding.refused.add_done_callback(take)
     try:
         async with limit:
             try:
-                return await call
+                result = await call
             finally:
                 ended = True
-    except TimeoutError:
-        if not (taken and limit.expired()):
-            raise
-        raise holding.refused.result() from None
+    except Exception:
+        if taken and limit.expired():
+            raise holding.refused.result() from None
+        raise
     finally:
         holding.refused.remove_done_callback(take)
+    if taken and limit.expired():  # it was cancelled, and returned something
+        raise holding.refused.result()
+    return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
+from contextvars import Context
 from typing import Final
 
 from shared.runtime.units import Seconds
@@ -39,7 +40,11 @@ class CoarseTimer:
 
 
 class CoarseTimers:
-    """Timers of one event loop. `after` and `cancel` are O(1), the first timer of a tick O(log ticks)."""
+    """Timers of one event loop. `after` and `cancel` are O(1), the first timer of a tick O(log ticks).
+
+    A tick whose timers were all cancelled stays until its time: 2 KB for each second that a timer is ahead, at most.
+    Callbacks run in an empty context.
+    """
 
     __slots__ = ("_next", "_ticks", "_times")
 
@@ -71,7 +76,7 @@ class CoarseTimers:
             if self._next[0] <= self._times[0]:
                 return
             self._next[1].cancel()
-        self._next = self._times[0], loop.call_at(self._times[0] * TICK_S, self._fire, loop)
+        self._next = self._times[0], loop.call_at(self._times[0] * TICK_S, self._fire, loop, context=Context())
 
     def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
         """Call the timers of the first tick. One that fails does not keep the others back."""

@@ -19,7 +19,8 @@ class SendWhole(Protocol):
 
         Args:
             status: code.
-            headers: names in lower case, without `content-length`.
+            headers: names in lower case, without `content-length`, `transfer-encoding` and `connection`. A line break
+                is found, and other bytes are not checked.
             body: all of it.
         """
         ...

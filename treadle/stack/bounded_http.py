@@ -149,6 +149,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
+            self._answering.scope.pop("extensions", None)
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -205,6 +206,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_request = False
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and cycle.response_complete:  # answered before the end of its body
+            self._answered_at = self.loop.time()
         if not self._refused and not self._upgrades():
             super().on_message_complete()
 

@@ -37,8 +37,10 @@ class _Server(uvicorn.Server):
         settle_collector()
 
 
-def middleware_of(app: FastAPI) -> ASGIApp:
-    """Return the app, whose requests begin at its first middleware: FastAPI's and Starlette's own calls do no more."""
+def middleware_of(app: ASGIApp) -> ASGIApp:
+    """Return the app. Requests of a FastAPI app begin at its first middleware: the calls before it do no more."""
+    if not isinstance(app, FastAPI):
+        return app
 
     def call(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or app.middleware_stack is None:
@@ -49,7 +51,7 @@ def middleware_of(app: FastAPI) -> ASGIApp:
     return call
 
 
-def serve(factory: Callable[[], FastAPI], *, descriptor: int | None, host: str, port: int, prefix: str) -> None:
+def serve(factory: Callable[[], ASGIApp], *, descriptor: int | None, host: str, port: int, prefix: str) -> None:
     """Run the app until a signal, on the inherited socket ``descriptor``, else on ``host`` and ``port``.
 
     ``prefix``: of the service's settings, such as ``PROXY``.

@@ -117,8 +117,9 @@ class Call:
             self.proxy.bodies.give_back(self._bytes)
             self._bytes = 0
         if self._at_end:
+            callbacks, self._at_end = self._at_end, []
             with ExitStack() as stack:
-                for callback in self._at_end:
+                for callback in callbacks:
                     stack.callback(callback)
 
     def _count(self, chunk: bytes) -> None:

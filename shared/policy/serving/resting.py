@@ -28,8 +28,8 @@ class RestingEngines:
     host_gb: float = 0.0
     """Host memory that they may use together."""
     _device_gb: list[float] = field(init=False)
-    _counted: dict[InstanceId, tuple[float, float]] = field(default_factory=dict)
-    """Device memory on each of its GPUs, and host memory, as they were added."""
+    _counted: dict[InstanceId, tuple[float, float, bool]] = field(default_factory=dict)
+    """Device memory on each of its GPUs, host memory, and whether it is in `_chunks`, as they were added."""
     _chunks: dict[Chunk, int] = field(default_factory=dict)
     """Chunk of several GPUs -> engines at rest on it."""
     _joined: list[int] = field(init=False)
@@ -41,13 +41,14 @@ class RestingEngines:
 
     def add(self, one: EngineInstance) -> None:
         """Count an engine that has come to rest."""
-        device_gb, host_gb = self._counted[one.id] = one.device_gb, one.host_gb
-        chunk = one.id.chunk
+        chunk, device_gb, host_gb = one.id.chunk, one.device_gb, one.host_gb
+        joins = chunk.size > 1 and one.claim != "cold"
+        self._counted[one.id] = device_gb, host_gb, joins
         self.host_gb += host_gb
         for gpu in chunk.gpus:
             self.gpus[gpu][one.id] = one
             self._device_gb[gpu] += device_gb
-        if chunk.size > 1 and one.claim != "cold":
+        if joins:
             self._count(chunk, 1)
 
     def remove(self, one: EngineInstance) -> None:
@@ -60,7 +61,7 @@ class RestingEngines:
         for gpu in chunk.gpus:
             del self.gpus[gpu][one.id]
             self._device_gb[gpu] = self._device_gb[gpu] - counted[0] if self.gpus[gpu] else 0.0
-        if chunk in self._chunks:
+        if counted[2]:
             self._count(chunk, -1)
 
     def device_gb(self, gpu: int) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from shared.runtime.whole_response import SendWhole, sender_of
 from treadle.stack import bounded_http
@@ -356,3 +358,22 @@ def test_a_whole_response_is_one_write_and_ends_its_request() -> None:
     assert cycle.response_complete
     assert cycle.message_event.is_set()
     assert cycle.ends == 1
+
+
+async def test_callers_that_go_leave_nothing_behind(send_raw: SendRaw) -> None:
+    """Requests refer to themselves by the extension; the collector runs rarely in a service."""
+    port = send_raw.port  # type: ignore[attr-defined]
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+            writer.close()
+        await asyncio.sleep(2.0)
+        left = [one for one in gc.get_objects() if isinstance(one, RequestResponseCycle)]
+        assert not left
+    finally:
+        gc.enable()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import NamedTuple
 from urllib.parse import parse_qsl
@@ -18,36 +18,16 @@ from redis.exceptions import OutOfMemoryError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.proxy.http.deadline import answer_in_time, read_deadline
+from services.proxy.http.replies import Reply, Streamed, not_allowed, problem_reply, send_reply
 from services.proxy.state import DEFAULT_TENANT, ProxyState, state_of
 from shared.bus.connection import MEMORY_FULL, TRANSIENT
 from shared.runtime import log
-from shared.runtime.app import PROBLEM_JSON, unknown_query
-from shared.runtime.errors import PROBLEM_TYPE, BadRequest, Overloaded, TooLarge, TreadleError, Unavailable
+from shared.runtime.app import unknown_query
+from shared.runtime.errors import BadRequest, Overloaded, TooLarge, TreadleError, Unavailable
 from shared.runtime.patterns import NAME, WORDS, is_name
-from shared.runtime.whole_response import sender_of
 
 _log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
-
-JSON_TYPE = b"application/json"
-
-
-class Reply(NamedTuple):
-    """A complete reply."""
-
-    status: int
-    body: bytes
-    content_type: bytes = JSON_TYPE
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-
-
-class Streamed(NamedTuple):
-    """A reply of status 200. Its headers leave at once, and its body follows in parts."""
-
-    parts: AsyncIterator[bytes]
-    """Ends early, without an error, if the caller has gone."""
-    content_type: bytes = JSON_TYPE
-    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class Call:
@@ -236,11 +216,11 @@ class HotPath:
                 if refusal is None:
                     refusal = await self._pass_on(scope, receive, send)
                 if refusal is not None:
-                    await _send(refusal, scope, send)
+                    await send_reply(refusal, scope, send)
             elif (handler := methods.get(scope["method"])) is None:
-                await _send(_not_allowed(methods), scope, send)
+                await send_reply(not_allowed(methods), scope, send)
             else:
-                await _send(await _answer(handler, call), scope, send)
+                await send_reply(await _answer(handler, call), scope, send)
         finally:
             call.close()
 
@@ -269,22 +249,6 @@ def put_in_front(app: FastAPI, routes: list[HotRoute]) -> None:
     """Answer the hot routes before the app's middleware, which they do not need."""
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: HotPath(build(), routes)  # type: ignore[method-assign]  # outside of all others
-
-
-async def _send(reply: Reply | Streamed, scope: Scope, send: Send) -> None:
-    """Send the reply. A body in parts has no length header, so the server sends it in chunks."""
-    headers = ((b"content-type", reply.content_type), *reply.headers)
-    if isinstance(reply, Reply):
-        whole = sender_of(scope)
-        if whole is None or not whole(reply.status, headers, reply.body):
-            length = (b"content-length", b"%d" % len(reply.body))
-            await send({"type": "http.response.start", "status": reply.status, "headers": [*headers, length]})
-            await send({"type": "http.response.body", "body": reply.body})
-        return
-    await send({"type": "http.response.start", "status": 200, "headers": list(headers)})
-    async for part in reply.parts:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
 
 
 async def _bounded(call: Call, scope: Scope, receive: Receive) -> tuple[Reply | None, Receive]:
@@ -326,20 +290,3 @@ async def _answer(handler: Handler, call: Call) -> Reply | Streamed:
     except Exception as error:  # noqa: BLE001  # the last handler before the server's own
         _log.error("request_crashed", handler=getattr(handler, "__name__", "?"), exc_info=error)
         return problem_reply(TreadleError())
-
-
-def problem_reply(error: TreadleError) -> Reply:
-    """Return an error as problem+json."""
-    headers = tuple((name.encode(), value.encode()) for name, value in error.headers().items())
-    return Reply(error.status, _encoder.encode(error.problem()), PROBLEM_JSON.encode(), headers)
-
-
-def _not_allowed(methods: dict[str, Handler]) -> Reply:
-    allowed = ", ".join(sorted(methods))
-    document = {
-        "type": f"{PROBLEM_TYPE}http-405",
-        "title": "Method Not Allowed",
-        "status": 405,
-        "detail": f"use {allowed}",
-    }
-    return Reply(405, _encoder.encode(document), PROBLEM_JSON.encode(), ((b"allow", allowed.encode()),))

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
-from services.proxy.http.asgi import Call, Reply
+from services.proxy.http.asgi import Call
+from services.proxy.http.replies import Reply
 from services.proxy.records.batch_service import decode_reward
 from services.proxy.records.intake import Accepted
 from shared.api.requests import BulkReceipt, Rejection, RewardRequest

@@ -20,7 +20,8 @@ from contextlib import suppress
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
-from services.proxy.http.asgi import Call, Reply, Streamed
+from services.proxy.http.asgi import Call
+from services.proxy.http.replies import Reply, Streamed
 from services.proxy.http.retries import RunCodeRetries
 from services.proxy.leader.replicas import PROXY_GONE
 from services.proxy.metrics import HELD, RESUBMITTED, RUN_CODE

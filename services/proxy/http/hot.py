@@ -9,9 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from services.proxy.http.asgi import Call, HotRoute, Reply
+from services.proxy.http.asgi import Call, HotRoute
 from services.proxy.http.bulk import post_bulk
 from services.proxy.http.deadline import read_deadline
+from services.proxy.http.replies import Reply
 from services.proxy.http.restores import reply_of
 from services.proxy.records.batch_service import decode_reward
 from services.proxy.records.intake import Accepted, of_action

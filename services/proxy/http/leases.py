@@ -6,8 +6,9 @@ from typing import TypeVar
 
 import msgspec
 
-from services.proxy.http.asgi import Call, HotRoute, Reply, problem_reply
+from services.proxy.http.asgi import Call, HotRoute
 from services.proxy.http.hot import ACTION_NAME
+from services.proxy.http.replies import Reply, problem_reply
 from shared.api.leases import AcquireRequest, LeaseFence, LeaseNews, LeaseSettlement, LeaseView, QuotaLease
 from shared.runtime.errors import BadRequest, NotFound, QuotaTaken
 from shared.runtime.validation import decoded

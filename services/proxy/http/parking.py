@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from services.proxy.http.asgi import Call, HotRoute, Reply
+from services.proxy.http.asgi import Call, HotRoute
 from services.proxy.http.hot import named, state_of
+from services.proxy.http.replies import Reply
 from shared.api.requests import ParkRequest
 from shared.bus import parking
 from shared.bus.connection import with_retries

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from services.proxy.http.asgi import Reply
+from services.proxy.http.replies import Reply
 from shared.runtime.errors import NotResident
 
 _NAMED: Final = b'"retry_in_s":'

@@ -84,8 +84,7 @@ class LeaseService:
         self._clock = clock
         self._waiters = waiters
         waiters.cancel = lambda action: cancel(action, GONE)
-        self._cancel = cancel
-        self._timers = timers
+        self._cancel, self._timers = cancel, timers
         self._replica = replica
         self._limit_s = limit_s
         self._most_waiting = most_waiting

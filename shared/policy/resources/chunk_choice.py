@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,3 +53,25 @@ def free_level(chunk: Chunk, free: int, capacity: int, largest: int) -> int:
             break
         size *= 2
     return size
+
+
+def best_free(
+    free: Iterable[FreeChunk], held: AbstractSet[Chunk], unusable: AbstractSet[Chunk], needed_gb: float
+) -> ChunkChoice | None:
+    """Return the best free chunk for a holder of a service; None: each is unusable.
+
+    Args:
+        free: in their order.
+        held: chunks that hold the service.
+        unusable: chunks where its engine is quarantined.
+        needed_gb: memory of each GPU that an engine needs.
+    """
+    best: ChunkChoice | None = None
+    for level, used_s, chunk, room_gb in free:
+        if best is not None and level > best.level:
+            break
+        restores = chunk not in held
+        found = ChunkChoice(1, level, restores, restores and room_gb < needed_gb, used_s, chunk)
+        if chunk not in unusable and (best is None or found < best):
+            best = found
+    return best

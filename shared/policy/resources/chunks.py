@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served
-from shared.policy.resources.chunk_choice import BusyChunk, ChunkChoice, FreeChunk, free_level
+from shared.policy.resources.chunk_choice import BusyChunk, ChunkChoice, FreeChunk, best_free, free_level
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
 from shared.policy.resources.model_residency import ROUNDING_GB, Implied, ModelResidency
 from shared.policy.resources.resource import NO_USE, Operator, Place, Rank, Resource, ResourceSpec, Use
@@ -48,11 +48,11 @@ class Chunks:
         self._busy_of: dict[str, dict[Chunk, BusyChunk]] = {}
         """Service -> busy chunks that it has."""
         self._free: dict[int, list[FreeChunk]] = {}
-        """Size -> free chunks, in order; valid until the next change."""
+        """Size -> free chunks, in order. This and the next two are valid until the next change (`_changed`)."""
         self._choices: dict[tuple[int, str], ChunkChoice | None] = {}
-        """(Size, service) -> choice; valid until the next change. A decision asks for one several times."""
+        """(Size, service) -> choice. A decision asks for one several times."""
         self._units: int | None = None
-        """`free`; None after a change."""
+        """`free`."""
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}
@@ -110,8 +110,7 @@ class Chunks:
         """GPUs that the node owns and that are not busy, bad or released."""
         if self._units is None:
             usable = self.capacity - (self._away & ~self._mask).bit_count()
-            owned = usable if self._share is None else min(self._share, usable)
-            self._units = max(0, owned - self.used)
+            self._units = max(0, (usable if self._share is None else min(self._share, usable)) - self.used)
         return self._units
 
     def fits(self, units: int, use: Use = NO_USE) -> bool:
@@ -149,16 +148,8 @@ class Chunks:
             return None
         if not service:
             return ChunkChoice(1, free[0].level, False, False, free[0].used_s, free[0].chunk)
-        one, held = self.models.served[service], self.models.chunks_of(service)
-        needed_gb, best = one.gb(units) - ROUNDING_GB, None
-        for level, used_s, chunk, room_gb in free:
-            if best is not None and level > best.level:
-                break
-            restores = chunk not in held
-            found = ChunkChoice(1, level, restores, restores and room_gb < needed_gb, used_s, chunk)
-            if chunk not in one.unusable and (best is None or found < best):
-                best = found
-        return best
+        one = self.models.served[service]
+        return best_free(free, self.models.chunks_of(service), one.unusable, one.gb(units) - ROUNDING_GB)
 
     def place(self, units: int, use: Use = NO_USE) -> Place | None:
         """Return the place that a holder would get, with the seconds of its restore; None: nowhere now."""
@@ -208,9 +199,9 @@ class Chunks:
         assert holder not in self._held.keys() | self._beyond.keys(), f"{holder} has GPUs already"
         choice = None if use.numbers else self.choose(units, use.service)
         chunk = choice.chunk if choice is not None else self._reported(units, use) if use.numbers else None
+        self._changed()
         if chunk is None:
             self._beyond[holder] = units
-            self._changed()
             return
         busy = self._busy.get(chunk)
         if busy is None:
@@ -221,7 +212,6 @@ class Chunks:
         self._held[holder] = chunk
         self._mask |= chunk.mask
         self._implied[holder] = self.models.granted(chunk, use.service, use.now)
-        self._changed()
 
     def give_back(self, units: int, holder: str) -> None:
         """Give a holder's chunk back. Its service stays there until another one needs the memory.
@@ -231,9 +221,9 @@ class Chunks:
         """
         if not units:
             return
+        self._changed()
         if holder in self._beyond:
             assert self._beyond.pop(holder) == units, f"{holder} gives back {units} GPUs, and has others"
-            self._changed()
             return
         chunk = self._held.pop(holder, None)
         assert chunk is not None, f"{holder} gives back {units} GPUs, and has none"
@@ -241,7 +231,6 @@ class Chunks:
         busy = self._busy[chunk]
         busy.holders.discard(holder)
         self._implied.pop(holder, None)
-        self._changed()
         if not busy.holders:
             del self._busy[chunk]
             self._mask &= ~chunk.mask
@@ -254,7 +243,6 @@ class Chunks:
         self.give_back(units, holder)
         if effects is not None:
             self.models.undo(effects)
-            self._changed()
 
     def numbers(self, holder: str) -> tuple[int, ...]:
         """GPUs of a holder; empty if it has none here."""
@@ -288,7 +276,7 @@ class Chunks:
     # ---- parts -------------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Forget what followed from the state before. Every change calls it."""
+        """Forget what followed from the state before. Every change calls it, and reads nothing until its end."""
         self._free.clear()
         self._choices.clear()
         self._units = None

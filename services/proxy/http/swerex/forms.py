@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from services.proxy.http.asgi import Reply
+from services.proxy.http.replies import Reply
 from shared.runtime.errors import BadRequest
 
 _encoder = msgspec.json.Encoder()

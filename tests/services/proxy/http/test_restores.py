@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from services.proxy.http.asgi import problem_reply
+from services.proxy.http.replies import problem_reply
 from services.proxy.http.restores import reply_of
 from shared.api.requests import Answer
 from shared.runtime.errors import NotResident

@@ -117,7 +117,7 @@ async def _cost(bench: Bench) -> list[BenchFigure]:
             latencies += [
                 figure(f"quota.acquire.{name}.p50", f"{what}, p50", median(p50_ms), "ms"),
                 figure(f"quota.acquire.{name}.p99", f"{what}, p99", median(p99_ms), "ms", target),
-                figure(f"quota.acquire.{name}.p99.worst", f"{what}, p99 of the worst round", p99_ms[-1], "ms"),
+                figure(f"quota.acquire.{name}.p99.worst", f"{what}, the largest p99", p99_ms[-1], "ms"),
             ]
         latencies += await _stalls(bench.mesh)
     return [

@@ -42,7 +42,7 @@ class CoarseTimer:
 class CoarseTimers:
     """Timers of one event loop. `after` and `cancel` are O(1), the first timer of a tick O(log ticks).
 
-    A tick whose timers were all cancelled stays until its time: 2 KB for each second that a timer is ahead, at most.
+    A tick whose timers were all cancelled stays until its time, with the memory of the most timers that it had.
     Callbacks run in an empty context.
     """
 

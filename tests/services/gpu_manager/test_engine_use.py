@@ -24,6 +24,15 @@ async def forever() -> str:
     return ""
 
 
+async def cleaning(cleaned: asyncio.Event) -> str:
+    """Wait until cancelled, and then take a moment to clean up."""
+    try:
+        return await forever()
+    finally:
+        await asyncio.sleep(0.1)
+        cleaned.set()
+
+
 async def test_a_call_that_ends_is_valid(holding: EngineUse) -> None:
     async def call() -> str:
         return "done"
@@ -36,41 +45,23 @@ async def test_a_call_that_ends_is_valid(holding: EngineUse) -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 async def test_a_refusal_ends_the_call_and_its_cleanup_is_complete(holding: EngineUse, before: bool) -> None:
-    cleaned = False
-
-    async def call() -> str:
-        nonlocal cleaned
-        try:
-            return await forever()
-        finally:
-            await asyncio.sleep(0.05)
-            cleaned = True
-
+    cleaned = asyncio.Event()
     if before:
         holding.refused.set_result(REFUSAL)
     else:
         asyncio.get_running_loop().call_later(0.02, holding.refused.set_result, REFUSAL)
     async with asyncio.timeout(10):
         with pytest.raises(NotServed, match="room for another"):
-            await unless_refused(call(), holding)
-    assert cleaned
+            await unless_refused(cleaning(cleaned), holding)
+    assert cleaned.is_set()
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
 
 
 async def test_a_refusal_does_not_disturb_a_call_that_the_leader_has_revoked(holding: EngineUse) -> None:
-    cleaned = False
-
-    async def call() -> str:
-        nonlocal cleaned
-        try:
-            return await forever()
-        finally:
-            await asyncio.sleep(0.1)
-            cleaned = True
-
-    running = asyncio.create_task(unless_refused(call(), holding))
+    cleaned = asyncio.Event()
+    running = asyncio.create_task(unless_refused(cleaning(cleaned), holding))
     await asyncio.sleep(0.02)
     running.cancel()
     await asyncio.sleep(0.02)
@@ -78,7 +69,7 @@ async def test_a_refusal_does_not_disturb_a_call_that_the_leader_has_revoked(hol
     async with asyncio.timeout(10):
         with pytest.raises(asyncio.CancelledError):
             await running
-    assert cleaned
+    assert cleaned.is_set()
 
 
 @pytest.mark.parametrize("ends", ["value", "error"])

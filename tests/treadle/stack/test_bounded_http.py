@@ -294,7 +294,7 @@ async def test_the_head_of_an_answer_is_asked_for_without_its_body(send_raw: Sen
     assert answer.endswith(b"\r\n\r\n")
 
 
-async def test_a_caller_that_waits_for_a_word_gets_it_before_the_answer(send_raw: SendRaw) -> None:
+async def test_a_caller_that_expects_100_continue_gets_it_before_the_answer(send_raw: SendRaw) -> None:
     head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
     answer = await send_raw(head, b"ab" + CLOSING)
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
@@ -310,7 +310,7 @@ async def test_a_connection_is_closed_when_it_is_idle_and_not_before(send_raw: S
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(1) == b"0"
             await asyncio.sleep(0.6)
-        assert await reader.read() == b"", "closed without a further word"
+        assert await reader.read() == b"", "closed, and nothing else was sent"
     writer.close()
 
 

@@ -53,7 +53,7 @@ class ModelResidency:
     _held: dict[str, dict[Chunk, Held]] = field(default_factory=dict)
     """Service -> chunks that hold it."""
     _free_gb: list[float] = field(default_factory=list)
-    """Memory of each GPU that no resident engine takes. Each report computes it anew, so rounding errors do not add up."""
+    """Memory of each GPU that no resident engine takes. A report computes it anew, so rounding errors do not add up."""
     _used_s: dict[int, float] = field(default_factory=dict)
     """GPU -> time of its last grant."""
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from services.gpu_manager.engine_use import EngineUse, NotServed, unless_refused
 
 REFUSAL = NotServed("room for another", 1.0)
-Call = Callable[[], Awaitable[str]]
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """Recent calls of the dispatcher in memory, from which a failed call makes a log for `treadle replay dispatch`.
 
 They are encoded only if a call fails, because encoding takes 12 us an action. They begin with the term or with a copy
-of the dispatcher's state. When there are many, the state is copied again and the calls are dropped. While so many
-actions are unanswered that a copy would block the leader, they are kept for longer; beyond `MOST_CALLS` nothing is
-recorded until fewer are unanswered. Large outputs of actions are not kept. Of commands only their number is kept: the
-replay makes them again, and objects that live on cost the garbage collector 5 us an action.
+of the dispatcher's state. When there are many, the state is copied again and the calls are dropped. A small state is
+copied early: a pause of the leader for 16,384 dropped values and for the garbage collector, which examines what is
+kept, took 8 to 20 ms. While so many actions are unanswered that a copy would block the leader, the calls are kept for
+longer; beyond `MOST_CALLS` nothing is recorded until fewer are unanswered. Large outputs of actions are not kept. Of
+commands only their number is kept: the replay makes them again, and objects that live on cost the garbage collector
+5 us an action.
 """
 
 from __future__ import annotations
@@ -29,8 +31,12 @@ from shared.store.dispatch_log import NAME, DispatchLogSegment, HandledCall, sta
 
 _log = log.get(__name__)
 
+FEWEST_CALLS: Final = 1_024
+"""Values (calls, requests, ended attempts) after which a small state is copied."""
 CALLS: Final = 16_384
-"""Values (calls, requests, ended attempts) after which the state is copied: some 2 s of a busy mesh, 20 MB."""
+"""The same of a large state: some 2 s of a busy mesh, 20 MB."""
+BYTES_A_VALUE: Final = 20
+"""Size of a state that is copied for one value: about 0.3 us."""
 MOST_CALLS: Final = 4 * CALLS
 SMALL_BYTES: Final = 1024
 """Outputs up to this size are kept, because a copy without them costs more."""
@@ -46,6 +52,8 @@ class RecentCalls:
         self._folder, self._epoch, self._dispatcher = folder, epoch, dispatcher
         self._calls: list[HandledCall] = []
         self._values = 0
+        self._due = FEWEST_CALLS
+        """Values after which the state is copied."""
         self._state = b""
         self._gap = False
         """Calls after the last one were not kept."""
@@ -61,12 +69,13 @@ class RecentCalls:
                 elif type(one) is RequestsSubmitted:
                     self._values += len(one.requests)
             self._calls.append(HandledCall(now, given, len(commands)))
-            if self._values < CALLS:
+            if self._values < self._due:
                 return
         unanswered = self._dispatcher.unanswered
         if unanswered <= (QUICKLY_COPIED if self._values < MOST_CALLS and not self._gap else MOST_COPIED):
             self._calls, self._values, self._gap = [], 0, False
             self._state = state_of(self._dispatcher)
+            self._due = max(FEWEST_CALLS, min(CALLS, len(self._state) // BYTES_A_VALUE))
         elif self._values >= MOST_CALLS and not self._gap:
             self._calls, self._gap = [], True
 

@@ -66,12 +66,19 @@ def best_free(
         unusable: chunks where its engine is quarantined.
         needed_gb: memory of each GPU that an engine needs.
     """
-    best: ChunkChoice | None = None
+    fits: ChunkChoice | None = None
+    evicts: ChunkChoice | None = None
+    lowest = 0
     for level, used_s, chunk, room_gb in free:
-        if best is not None and level > best.level:
+        if lowest and level > lowest:
             break
-        restores = chunk not in held
-        found = ChunkChoice(1, level, restores, restores and room_gb < needed_gb, used_s, chunk)
-        if chunk not in unusable and (best is None or found < best):
-            best = found
-    return best
+        if chunk in unusable:
+            continue
+        lowest = level
+        if chunk in held:  # no later one is better: they are in order
+            return ChunkChoice(1, level, False, False, used_s, chunk)
+        if room_gb >= needed_gb:
+            fits = fits or ChunkChoice(1, level, True, False, used_s, chunk)
+        else:
+            evicts = evicts or ChunkChoice(1, level, True, True, used_s, chunk)
+    return fits or evicts

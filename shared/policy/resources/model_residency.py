@@ -52,6 +52,8 @@ class ModelResidency:
     """Memory of each GPU."""
     _held: dict[str, dict[Chunk, Held]] = field(default_factory=dict)
     """Service -> chunks that hold it."""
+    _on: dict[int, dict[tuple[Chunk, str], float]] = field(default_factory=dict)
+    """GPU -> what holds memory on it: (chunk, service) -> GB."""
     _free_gb: list[float] = field(default_factory=list)
     """Memory of each GPU that no resident engine takes. A report computes it anew, so rounding errors do not add up."""
     _used_s: dict[int, float] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class ModelResidency:
         """Apply a report. `busy`: chunks in use, which hold their service, perhaps since the report was written."""
         self.served, self.device_gb, before = dict(served), tuple(device_gb), self._held
         resident = [(chunk, name) for name, one in served.items() for chunk in sorted(one.resident)]
-        self._held, self._free_gb = {}, list(device_gb)
+        self._held, self._on, self._free_gb = {}, {}, list(device_gb)
         for chunk, name in [*resident, *busy]:
             self._hold(chunk, name, before.get(name, {}).get(chunk, Held()))
 
@@ -76,7 +78,10 @@ class ModelResidency:
 
     def last_used_s(self, chunk: Chunk) -> float:
         """Return the time of the last grant on one of its GPUs; minus infinity: none."""
-        return max(self._used_s.get(gpu, -math.inf) for gpu in chunk.gpus)
+        used_s = self._used_s
+        if chunk.size == 1:
+            return used_s.get(chunk.first, -math.inf)
+        return max([used_s.get(gpu, -math.inf) for gpu in chunk.gpus])
 
     def free_gb(self, chunk: Chunk) -> float:
         """Least memory that no resident engine takes, of the GPUs of a chunk; 0 if none is reported. O(its GPUs)."""
@@ -125,25 +130,24 @@ class ModelResidency:
 
     def _in_the_way(self, chunk: Chunk, service: str) -> Iterator[tuple[Chunk, str]]:
         """Yield (chunk, service) of what has memory on a GPU that does not hold it and this service together."""
-        here = [(other, name) for name, chunks in self._held.items() for other in chunks if other.overlaps(chunk)]
+        needed_gb = self._gb(service, chunk)
         for gpu in chunk.gpus:
-            beside = [one for one in here if gpu in one[0].gpus and one != (chunk, service)]
-            needed = math.fsum([self._gb(service, chunk), *(self._gb(name, other) for other, name in beside)])
-            if needed > self._memory_gb(gpu) + ROUNDING_GB:
-                yield from beside
+            here = self._on.get(gpu)
+            if here and math.fsum((needed_gb, *here.values())) > self._memory_gb(gpu) + ROUNDING_GB:
+                yield from here
 
     def _leaving(self, chunk: Chunk, service: str) -> list[tuple[Chunk, str]]:
         """Engines that leave: those that were used most recently stay, as far as memory suffices."""
-        beside = [
-            (held.used_s, other, name)
-            for name, chunks in self._held.items()
-            for other, held in chunks.items()
-            if other.overlaps(chunk) and (other, name) != (chunk, service)
-        ]
-        room = {gpu: self._memory_gb(gpu) - self._gb(service, chunk) + ROUNDING_GB for gpu in chunk.gpus}
+        needed_gb = self._gb(service, chunk)
+        beside: dict[tuple[Chunk, str], float] = {}
+        for gpu in chunk.gpus:
+            beside |= self._on.get(gpu, {})
+        room = {gpu: self._memory_gb(gpu) - needed_gb + ROUNDING_GB for gpu in chunk.gpus}
         leave = list[tuple[Chunk, str]]()
-        for _, other, name in sorted(beside, reverse=True):
-            gb, shared = self._gb(name, other), [gpu for gpu in other.gpus if gpu in room]
+        for _, other, name in sorted(
+            ((self._held[name][other].used_s, other, name) for other, name in beside), reverse=True
+        ):
+            gb, shared = beside[other, name], [gpu for gpu in other.gpus if gpu in room]
             if all(room[gpu] >= gb for gpu in shared):
                 for gpu in shared:
                     room[gpu] -= gb
@@ -154,7 +158,11 @@ class ModelResidency:
     def _hold(self, chunk: Chunk, service: str, times: Held) -> None:
         held = self._held.setdefault(service, {})
         if chunk not in held:
-            self._take_gb(chunk, self._gb(service, chunk))
+            gb, free = self._gb(service, chunk), self._free_gb
+            for gpu in chunk.gpus:
+                self._on.setdefault(gpu, {})[chunk, service] = gb
+                if gpu < len(free):
+                    free[gpu] -= gb
         held[chunk] = times
 
     def _drop(self, chunk: Chunk, service: str) -> None:
@@ -162,12 +170,10 @@ class ModelResidency:
         del held[chunk]
         if not held:
             del self._held[service]
-        self._take_gb(chunk, -self._gb(service, chunk))
-
-    def _take_gb(self, chunk: Chunk, gb: float) -> None:
-        free = self._free_gb
-        for gpu in range(chunk.first, min(chunk.first + chunk.size, len(free))):
-            free[gpu] -= gb
+        for gpu in chunk.gpus:
+            gb = self._on[gpu].pop((chunk, service))
+            if gpu < len(self._free_gb):
+                self._free_gb[gpu] += gb
 
     def _restore_s(self, service: str, chunk: Chunk) -> float:
         one = self.served.get(service)

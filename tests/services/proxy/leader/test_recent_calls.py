@@ -25,6 +25,10 @@ from treadle.lab.evaluations.dispatch_decisions import DispatchComparison, compa
 WORK = Work("run", "code.run", "cores@default", {"cores": 1}, 10.0, True)
 
 
+def waiting(number: int) -> Request:
+    return Request(f"w{number}", "ada", "t", "", (1, number), (WORK,), 9e9)
+
+
 class KeptMesh:
     """A dispatcher with one node, whose calls are kept."""
 
@@ -59,7 +63,7 @@ class KeptMesh:
 def test_a_failed_call_writes_the_log_from_the_newest_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: int, continued: bool
 ) -> None:
-    monkeypatch.setattr(recent_calls, "CALLS", values)
+    monkeypatch.setattr(recent_calls, "FEWEST_CALLS", values)
     mesh = KeptMesh(tmp_path / "log")
     mesh.work(40)
     assert not (tmp_path / "log").exists()
@@ -74,7 +78,7 @@ def test_a_failed_call_writes_the_log_from_the_newest_state(
 def test_calls_beyond_the_bound_are_not_kept_until_a_state_can_be_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"CALLS": 20, "MOST_CALLS": 40, "QUICKLY_COPIED": -1, "MOST_COPIED": -1}.items():
+    for name, value in {"FEWEST_CALLS": 20, "MOST_CALLS": 40, "QUICKLY_COPIED": -1, "MOST_COPIED": -1}.items():
         monkeypatch.setattr(recent_calls, name, value)
     mesh = KeptMesh(tmp_path)
     mesh.work(40)
@@ -84,6 +88,17 @@ def test_calls_beyond_the_bound_are_not_kept_until_a_state_can_be_copied(
     _, made = mesh.failed()
     assert made.continued
     assert made.different == 1
+
+
+@pytest.mark.parametrize(("unanswered", "soon"), [(0, True), (900, False)])
+def test_a_small_state_is_copied_early_and_a_large_one_seldom(tmp_path: Path, unanswered: int, soon: bool) -> None:
+    mesh = KeptMesh(tmp_path)
+    mesh.handle(RequestsSubmitted(tuple(waiting(number) for number in range(unanswered))))
+    for _ in range(2 * recent_calls.FEWEST_CALLS):
+        mesh.handle(TickPassed())
+    _, made = mesh.failed()
+    assert made.continued
+    assert (made.calls < recent_calls.FEWEST_CALLS) == soon
 
 
 def test_without_a_folder_the_log_is_in_a_temporary_one() -> None:

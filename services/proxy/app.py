@@ -84,12 +84,12 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             health = HealthMonitor(redis, store, sessions, disk, clock, node_lost_s=settings.node_lost_s)
             task_book = TaskRegistry(redis)
             lease_waiters, timers = LeaseWaiters(redis), CoarseTimers()
-            leadership = Leadership(redis, reader, waiters, settings, background, lease_waiters)
-            retries = RunCodeRetries(redis, background, settings)
-            held = HeldCalls(settings, retries)
             intake = Intake(
                 redis, max_journal=settings.max_journal, limit_s=settings.submit_retry_s, disk=disk, memory=memory
             )
+            leadership = Leadership(redis, reader, waiters, settings, background, lease_waiters, intake)
+            retries = RunCodeRetries(redis, background, settings)
+            held = HeldCalls(settings, retries)
             trajectories = TrajectoryService(
                 redis,
                 ids,

@@ -29,6 +29,7 @@ SOURCES = (
     "answers.lua",
     "artifacts.lua",
     "grants.lua",
+    "granted_submissions.lua",
     "quotas.lua",
     "held_leases.lua",
     "trajectories.lua",
@@ -143,7 +144,7 @@ class Granting(NamedTuple):
     """Journal entry of the request to resume that the message fulfils; empty: none."""
 
 
-_CODES: dict[int, Any] = {
+CODES: dict[int, Any] = {
     1: "accepted",
     0: "repeated",
     -1: "conflict",
@@ -226,7 +227,7 @@ async def journal_actions(
             payload,
         )
     replies = await call(redis, "journal_actions_v2", touched.listed, *args)
-    return [Receipt(_CODES[code], entry.decode()) for code, entry in replies]
+    return [Receipt(CODES[code], entry.decode()) for code, entry in replies]
 
 
 _ANSWERING = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from redis.asyncio import Redis
 
+from services.proxy.leader.local_calls import ActionCalls, LeaseCalls
 from services.proxy.leader.writes import (
     Discard,
     Forget,
@@ -24,14 +25,8 @@ from services.proxy.records.intake import journal_full
 from shared.bus import functions, held_leases, quotas, traces, trajectories
 from shared.bus.connection import together, with_retries
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
-from shared.bus.held_leases import (
-    Acquired,
-    LeaseAcquisition,
-    LeaseCode,
-    LeaseGrant,
-    LeaseRelease,
-    LeaseRevocation,
-)
+from shared.bus.granted_submissions import GrantedSubmission, submit_granted
+from shared.bus.held_leases import LeaseAcquisition, LeaseGrant, LeaseRelease, LeaseRevocation
 from shared.messages.leases import GrantedLease
 from shared.policy.order.turns import NO_FLOW, TurnQueue
 from shared.runtime import log
@@ -55,30 +50,6 @@ Leased = Callable[[Sequence[GrantedLease]], None]
 """Called when leases have been granted."""
 
 
-class LeaseCalls(Protocol):
-    """Calls about leases that are decided at the leader's own replica (`local_leases`)."""
-
-    def decide(self) -> None:
-        """Decide about the calls that came during the last flush, and put their writes."""
-        ...
-
-    def granted(self, leases: Sequence[GrantedLease]) -> None:
-        """Note the fences of leases that were granted."""
-        ...
-
-    def acquired(self, acquisitions: Sequence[LeaseAcquisition], replies: Sequence[Acquired]) -> None:
-        """Note that leases are journaled."""
-        ...
-
-    def rejected(self, acquisitions: Sequence[LeaseAcquisition], error: Overloaded) -> None:
-        """Note that leases were not journaled: nothing of them was written."""
-        ...
-
-    def released(self, releases: Sequence[LeaseRelease], codes: Sequence[LeaseCode]) -> None:
-        """Note that leases have ended."""
-        ...
-
-
 class Interpreter:
     """Queue of writes. While a flush is under way, the next writes gather.
 
@@ -98,15 +69,20 @@ class Interpreter:
         keep_batch_s: Seconds,
         leased: Leased | None = None,
         max_journal: int = 0,
+        most_kept: Callable[[], int] = int,
     ) -> None:
-        """`max_journal`: most unanswered actions of the whole mesh."""
+        """`max_journal`: most unanswered actions of the whole mesh. `most_kept`: see `submit_granted`."""
         self._redis = redis
         self._epoch = epoch
         self._answered = answered
         self._leased = leased
         self._keep_batch_s = keep_batch_s
         self._max_journal = max_journal
+        self._most_kept = most_kept
         self.lease_calls: LeaseCalls | None = None
+        self.action_calls: ActionCalls | None = None
+        self.void: set[tuple[str, str]] = set()
+        """(Action, mark) of grants that wait here and must not be sent: the journal has rejected the action."""
         self._waiting: TurnQueue[Write] = TurnQueue()
         self._more = asyncio.Event()
         self._traces_fail = False
@@ -155,8 +131,9 @@ class Interpreter:
                 self._decide()
 
     def _decide(self) -> None:
-        if self.lease_calls is not None and not self.deposed:
-            self.lease_calls.decide()
+        for calls in (self.lease_calls, self.action_calls):
+            if calls is not None and not self.deposed:
+                calls.decide()
 
     async def _flush(self) -> None:
         """Write up to `MOST_AT_ONCE` writes. Repeated as a whole while Valkey is away: every function is safe to
@@ -182,19 +159,27 @@ class Interpreter:
 
         A flush writes failed creations before grants. One flush must not contain both a grant and a later failed
         creation for the same trajectory. The same holds for a hold of quotas and its end, because a repeated flush
-        would take it again; and a refund stays after the grants that were decided before it.
+        would take it again; and a refund stays after the grants that were decided before it. A later grant of an action
+        stays after the result of its submission.
         """
         begun: set[str] = set()
+        submitted: set[str] = set()
         order = HoldOrder()
 
         def accepts(write: Write) -> bool:
             if (isinstance(write, Forget) and write.trajectory in begun) or not order.accepts(write):
                 return False
-            if isinstance(write, Granting) and write.trajectory:
-                begun.add(write.trajectory)
+            if isinstance(write, GrantedSubmission):
+                submitted.add(write.submission.action)
+            if isinstance(write, Granting):
+                if write.action in submitted:
+                    return False
+                if write.trajectory:
+                    begun.add(write.trajectory)
             return True
 
-        return self._waiting.take(MOST_SHARED if self._waiting.shared else MOST_AT_ONCE, accepts)
+        taken = self._waiting.take(MOST_SHARED if self._waiting.shared else MOST_AT_ONCE, accepts)
+        return [write for write in taken if not self._is_void(write)] if self.void else taken
 
     async def _write(self, batch: list[Write]) -> None:
         unmade = [write for write in batch if isinstance(write, Forget) and write.ended == "unmade"]
@@ -228,6 +213,8 @@ class Interpreter:
         writes: list[Coroutine[Any, Any, None]] = []
         if releases := [write for write in batch if isinstance(write, LeaseRelease)]:
             writes.append(self._release(releases))  # before the grants that it allows
+        if submitted := [write for write in batch if isinstance(write, GrantedSubmission)]:
+            writes.append(self._submit(submitted, batch))  # before a request for an inventory, which must contain them
         if grants:
             writes.append(self._send(grants))
         if acquisitions:
@@ -279,6 +266,30 @@ class Interpreter:
         else:
             self.lease_calls.acquired(acquisitions, replies)
             self._note_granted([one.granted for one in replies if one.granted is not None])
+
+    async def _submit(self, submitted: list[GrantedSubmission], batch: list[Write]) -> None:
+        """Write granted actions and pass on the result. They leave the batch, as leases do."""
+        assert self.action_calls is not None
+        try:
+            receipts = await submit_granted(
+                self._redis,
+                self._epoch,
+                submitted,
+                max_journal=self._max_journal,
+                most_kept=self._most_kept(),
+                again=self._repeats,
+            )
+        except Overloaded as error:
+            self.action_calls.rejected(submitted, error)
+        else:
+            self.action_calls.journaled(submitted, receipts)
+        batch[:] = [write for write in batch if not isinstance(write, GrantedSubmission)]
+
+    def _is_void(self, write: Write) -> bool:
+        found = isinstance(write, Granting) and (write.action, write.mark) in self.void
+        if found and isinstance(write, Granting):
+            self.void.discard((write.action, write.mark))
+        return found
 
     async def _release(self, releases: list[LeaseRelease]) -> None:
         assert self.lease_calls is not None

@@ -17,13 +17,15 @@ from services.proxy.leader.answerings import to_answering
 from services.proxy.leader.arrivals import Arrivals, names_of
 from services.proxy.leader.dispatching import Given, GuardedDispatcher, Suspects
 from services.proxy.leader.granted_leases import JOINED, SEEN, GrantedLeases, is_lease
+from services.proxy.leader.grantings import granting_of
 from services.proxy.leader.interpreter import Interpreter
+from services.proxy.leader.local_actions import LocalActions
 from services.proxy.leader.local_leases import LocalLeases
 from services.proxy.leader.messages import to_message, to_request_stimulus, to_stimuli
 from services.proxy.leader.nodes import NodeRegistry
 from services.proxy.leader.recent_calls import RecentCalls
 from services.proxy.leader.recording import DispatchRecorder
-from services.proxy.leader.requests import Unschedulable, to_end, to_granted, to_parking, to_request
+from services.proxy.leader.requests import Unschedulable, to_end, to_parking, to_request
 from services.proxy.leader.requests_under_way import RequestsUnderWay
 from services.proxy.leader.unanswered import Unanswered
 from services.proxy.leader.wakeup import Wakeup
@@ -31,10 +33,7 @@ from services.proxy.leader.writes import Discard, Forget, HoldsChanged
 from services.proxy.records.answering import reports
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Granting
-from shared.bus.holds import Taking
 from shared.bus.tail import Entry, Tail
-from shared.bus.trajectories import StoredPlacement, pack
-from shared.kinds.registry import all_kinds
 from shared.messages.actions import ActionSubmitted, Request, ResumeActionRequested, UnreadableEntry
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES, Bye, Hello
@@ -92,7 +91,8 @@ class Leader:
         self._requests = RequestsUnderWay(interpreter, self.unanswered)
         self.leases = GrantedLeases(epoch, dispatcher, interpreter, clock)
         self.local_leases = LocalLeases(self, interpreter, clock)
-        interpreter.lease_calls = self.local_leases
+        self.local_actions = LocalActions(self, interpreter, clock)
+        interpreter.lease_calls, interpreter.action_calls = self.local_leases, self.local_actions
         self.wakeup = Wakeup(clock)
         self._parkings = 0
         """Serial of the newest message that parks or resumes."""
@@ -162,11 +162,12 @@ class Leader:
         self._handle(self._clock.unix(), JOINED)
 
     def submit(self, now: float, entries: list[Entry[ActionSubmitted]], local: Given | None = None) -> None:
-        """Submit new actions. `local`: stimuli before them, if they are local leases, which are not journaled yet."""
+        """Submit new actions. `local`: stimuli before them, if they are calls of this replica, not journaled yet."""
         requests = []
         for entry in entries:
             action = entry.message.action
             if action in self.unanswered:
+                self.local_actions.came_by_journal(entry)
                 continue
             self.unanswered[action] = Unanswered(entry.id if local is None else "", entry.message, entry.index)
             try:
@@ -270,7 +271,8 @@ class Leader:
             case Park() | Resume():
                 self._park_or_resume(command)
             case Revoke(action=action):
-                self._send(command.node, to_message(self.epoch, command), *self._requests.owner(action))
+                if action != self.local_actions.withdrawing:  # its node has not heard of it
+                    self._send(command.node, to_message(self.epoch, command), *self._requests.owner(action))
             case CloseEnvironment(trajectory=trajectory):
                 self._send(command.node, to_message(self.epoch, command), names=(trajectory,))
             case SetShare() | PullImage():
@@ -283,16 +285,10 @@ class Leader:
 
     def _grant(self, grant: Grant) -> None:
         topic, submitted = self.nodes.topic(grant.node), self.unanswered[grant.action].submitted
-        if topic is None:
-            return
-        payload = topic.encode(to_granted(self.epoch, grant, submitted))
-        granting = Granting(topic.name, payload, grant.action, f"{grant.attempt}:{grant.node}")
-        if grant.begins and submitted.environment is not None:
-            placement = StoredPlacement(grant.node, all_kinds().lasting_units(submitted.environment))
-            granting = granting._replace(trajectory=submitted.trajectory, placement=pack(placement))
-        if grant.hold is not None:
-            granting = granting._replace(taking=Taking(grant.hold, grant.rates))
-        self._interpreter.put(granting, submitted.tenant, names_of(submitted))
+        granting = None if topic is None else granting_of(topic, self.epoch, grant, submitted)
+        write = self.local_actions.write_of(grant, granting)
+        if write is not None:
+            self._interpreter.put(write, submitted.tenant, names_of(submitted))
 
     def _park_or_resume(self, command: Park | Resume) -> None:
         topic, kept = self.nodes.topic(command.node), self.unanswered.get(command.action)
@@ -321,9 +317,13 @@ class Leader:
 
     def _answer(self, answer: AnswerAction) -> None:
         kept = self.unanswered.pop(answer.action)
-        now, submitted = self._clock.unix(), kept.submitted
-        if is_lease(submitted):
-            self.local_leases.put_answer(kept, answer, self.leases.answer(submitted, answer))
-        else:
-            answering = to_answering(kept, answer, self._keep_s(submitted), now)
-            self._interpreter.put(answering, submitted.tenant, self._requests.names_of(submitted))
+        if is_lease(kept.submitted):
+            self.local_leases.put_answer(kept, answer, self.leases.answer(kept.submitted, answer))
+        elif kept.entry or not self.local_actions.keeps_back(kept, answer):
+            self.put_answer(kept, answer)
+
+    def put_answer(self, kept: Unanswered, answer: AnswerAction) -> None:
+        """Put the write of an answer of a journaled action."""
+        submitted = kept.submitted
+        answering = to_answering(kept, answer, self._keep_s(submitted), self._clock.unix())
+        self._interpreter.put(answering, submitted.tenant, self._requests.names_of(submitted))

@@ -28,6 +28,7 @@ from services.proxy.metrics import (
     UNANSWERED,
     UPSTREAM,
 )
+from services.proxy.records.intake import Intake
 from services.proxy.records.lease_waiters import LeaseWaiters
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
@@ -56,7 +57,6 @@ FAILED_PAUSE_S = 1.0
 TRIM_BEHIND_S = 10.0
 """Seconds for which outcomes that no write has removed are kept after the leader has read them, for a successor that is
 just taking over. They are small: the outputs of actions are removed with the answers based on them."""
-
 SWEEP_S: Seconds = 10.0
 
 
@@ -71,9 +71,11 @@ class Leadership:
         settings: ProxySettings,
         background: Background,
         leases: LeaseWaiters | None = None,
+        intake: Intake | None = None,
     ) -> None:
         self._redis = redis
         self._leases = LeaseWaiters(redis) if leases is None else leases
+        self._intake = intake
         self._reader = reader
         self._waiters = waiters
         self._settings = settings
@@ -130,23 +132,17 @@ class Leadership:
     async def _lead(self, epoch: Epoch) -> None:
         clock = await ValkeyClock.measure(self._redis)
         settings = self._settings
-        keep_batch_s, leased = settings.keep_batch_s, self._leases.granted
         interpreter = Interpreter(
-            self._redis,
-            epoch,
-            self._answered,
-            keep_batch_s=keep_batch_s,
-            leased=leased,
-            max_journal=settings.max_journal,
-        )
+            self._redis, epoch, self._answered, keep_batch_s=settings.keep_batch_s, leased=self._leases.granted,
+            max_journal=settings.max_journal, most_kept=int if self._intake is None else self._intake.most_kept,
+        )  # fmt: skip
         config = DispatchConfig(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
         dispatcher = Dispatcher(config, all_kinds().resources)
         recorder = self._recorder(epoch, dispatcher)
         suspects = Suspects(await read_failed_terms(self._redis))
         leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s, recorder, suspects)
         weights = TenantWeights(self._redis)
-        renewing = asyncio.create_task(self._renew(epoch, interpreter), name="lease")
-        tasks = [renewing]
+        tasks = [asyncio.create_task(self._renew(epoch, interpreter), name="lease")]
         if isinstance(recorder, DispatchRecorder):
             tasks.append(asyncio.create_task(recorder.run(), name="stimulus log"))
         try:
@@ -167,7 +163,7 @@ class Leadership:
                 asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher, clock), name="backlog"),
                 asyncio.create_task(store_learned_amounts(self._redis, epoch, dispatcher), name="learned amounts"),
             ]
-            self._leases.leader = leader.local_leases
+            self._lend(leader)
             leading = asyncio.create_task(leader.run(tail), name="leader")
             done, _ = await asyncio.wait({leading, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             tail.stopping = True
@@ -182,14 +178,21 @@ class Leadership:
             for gauge in (NODES, QUEUED, STUCK, QUOTA_WAITING, QUOTA_HELD, UPSTREAM):
                 gauge.clear()  # the next leader's values count
             interpreter.deposed = True
-            self._leases.leader = None
+            self._lend(None)
             for task in tasks:
                 await _cancelled(task)
+            leader.local_actions.close()
             for action in leader.local_leases.close():
                 self._leases.cancel(action)
             if isinstance(recorder, DispatchRecorder):
                 recorder.close()
             _log.info("leadership_ended", epoch=epoch)
+
+    def _lend(self, leader: Leader | None) -> None:
+        """Let a leader decide about this replica's own calls; None: nobody here does."""
+        self._leases.leader = None if leader is None else leader.local_leases
+        if self._intake is not None:
+            self._intake.leader = None if leader is None else leader.local_actions
 
     def _recorder(self, epoch: Epoch, dispatcher: Dispatcher) -> DispatchRecorder | RecentCalls | None:
         """Return a recorder; None if the settings name a folder that cannot be written."""

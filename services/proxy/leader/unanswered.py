@@ -24,7 +24,7 @@ class Unanswered:
     """Data of an unanswered action that the leader keeps beside the dispatcher's `ActionState`."""
 
     entry: str
-    """Its journal entry; empty for a lease of which the journal does not have one yet."""
+    """Its journal entry; empty while the journal does not have one yet (`local_leases`, `local_actions`)."""
     submitted: ActionSubmitted
     index: int
     result: AttemptResult | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from shared.bus.functions import Advancing, Answering, Granting
+from shared.bus.granted_submissions import GrantedSubmission
 from shared.bus.held_leases import LeaseAcquisition, LeaseGrant, LeaseRelease, LeaseRevocation
 from shared.bus.holds import Taking
 from shared.policy.model.quotas import QuotaHold, Settled
@@ -39,6 +40,7 @@ class LeaseInventory(NamedTuple):
 
 Write = (
     Granting
+    | GrantedSubmission
     | Answering
     | Advancing
     | Discard

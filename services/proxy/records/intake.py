@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from redis.asyncio import Redis
 
@@ -19,7 +20,8 @@ from shared.bus import functions
 from shared.bus.connection import with_retries
 from shared.bus.functions import Receipt, Submission
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
-from shared.runtime.errors import Conflict, NotFound, Overloaded, TreadleError
+from shared.runtime.coarse_timers import CoarseTimers
+from shared.runtime.errors import Conflict, NotFound, Overloaded, TreadleError, Unavailable
 from shared.runtime.units import Seconds
 
 MOST_AT_ONCE, MOST_SHARED = 256, 16
@@ -33,6 +35,18 @@ class Accepted(NamedTuple):
     action: str
     repeated: bool
     """It was accepted before, with the same body."""
+
+
+class ActionDecider(Protocol):
+    """The leader, if it is this replica: it grants its own callers' actions at once (`leader.local_actions`)."""
+
+    def submit(self, submitted: ActionSubmitted) -> asyncio.Future[Receipt | None] | None:
+        """Submit an action, and grant it with the same write. None, here or as the result: submit it to the journal.
+        Raises Overloaded if Valkey's memory bound is reached.
+
+        If the future is done before, the action may be submitted or not.
+        """
+        ...
 
 
 def digest_of(stages: Sequence[StageWork], priority: float) -> bytes:
@@ -62,6 +76,9 @@ class Intake:
         self._max_journal = max_journal
         self._limit_s = limit_s
         self._batcher: Batcher[Submission, Receipt] = Batcher(self._flush, most=MOST_AT_ONCE, most_shared=MOST_SHARED)
+        self._timers = CoarseTimers()
+        self.leader: ActionDecider | None = None
+        """Set while this replica leads."""
         self._counted = {outcome: SUBMITTED.labels(outcome) for outcome in ("accepted", "repeated", "rejected")}
 
     async def submit(self, submitted: ActionSubmitted) -> Accepted:
@@ -73,7 +90,18 @@ class Intake:
             Overloaded: a bound is reached. Nothing was accepted.
             Unavailable: Valkey did not answer in time. The action may be accepted: repeat it with the same id.
         """
-        return self._accepted(submitted, await self._put(submitted))
+        receipt = None
+        if self.leader is not None and self._disk.shortage() is None:
+            granted = self.leader.submit(submitted)
+            receipt = None if granted is None else await self._in_time(granted)
+        return self._accepted(submitted, await self._put(submitted) if receipt is None else receipt)
+
+    async def _in_time(self, receipt: asyncio.Future[Receipt | None]) -> Receipt | None:
+        expiry = self._timers.after(self._limit_s, partial(_expire, receipt, self._limit_s))
+        try:
+            return await receipt
+        finally:
+            expiry.cancel()
 
     async def submit_all(self, submissions: Sequence[ActionSubmitted]) -> list[Accepted | Exception]:
         """Journal the actions of one call; return for each what `submit` would return or raise.
@@ -101,6 +129,10 @@ class Intake:
         """True if several tenants submit. A call with many lines should submit few at once then."""
         return self._batcher.shared
 
+    def most_kept(self) -> int:
+        """Return how much memory the kept answers of one tenant may take now, bytes; 0: no bound."""
+        return self._memory.most_kept
+
     @property
     def accepts_new(self) -> bool:
         """True unless the disk is short."""
@@ -125,13 +157,18 @@ class Intake:
                 self._redis,
                 submissions,
                 max_journal=0 if shortage else self._max_journal,
-                most_kept=self._memory.most_kept,
+                most_kept=self.most_kept(),
             )
 
         receipts = await with_retries(attempt, what="submitting", limit_s=self._limit_s)
         if shortage is None:
             return receipts
         return [receipt if receipt.code != "journal-full" else Receipt("disk-short", shortage) for receipt in receipts]
+
+
+def _expire(receipt: asyncio.Future[Receipt | None], limit_s: Seconds) -> None:
+    if not receipt.done():
+        receipt.set_exception(Unavailable(what=f"submitting: Valkey has not answered for {limit_s:.0f} s"))
 
 
 def submission_of(submitted: ActionSubmitted) -> Submission:

@@ -6,8 +6,8 @@
 -- exceptions, keys whose names are stored values, are marked "derived" and listed in ADR 0055.
 --
 -- allow-oom: work under way frees memory when it is full. So only these are rejected: new work (journal_actions,
--- open_batch, open_trajectory), artifacts (store_artifact), reports of rollouts (progress), new limits (set_quota) and
--- traces (trace_actions).
+-- submit_granted, open_batch, open_trajectory), artifacts (store_artifact), reports of rollouts (progress), new limits
+-- (set_quota) and traces (trace_actions).
 -- Every name ends in the version of its arguments. A function with changed arguments gets the next number. So a replica of an older version fails and writes nothing
 -- wrong.
 

@@ -14,6 +14,7 @@ local function is_full(room, tenant)
 end
 
 -- Without a batch, `batch_key` is nil; without a trajectory, `trajectory_key` is.
+-- `room.decided`: nil, or the epoch of the leader that has decided about the action before. It does not read the entry.
 local function journal_one(room, key, batch_key, archived_key, trajectory_key, acted_key, digest, tenant, payload)
   local known = redis.call('HMGET', key, 'digest', 'entry')
   if known[1] then
@@ -62,7 +63,8 @@ local function journal_one(room, key, batch_key, archived_key, trajectory_key, a
       'trajectory', trajectory, unpack(priority and { 'priority', priority } or {}))
     redis.call('HSET', key, 'digest', digest, 'entry', entry, 'batch', batch, 'trajectory', trajectory)
   else
-    entry = redis.call('XADD', room.journal, '*', 'm', payload, 'index', index, 'action', key, 'batch', batch)
+    entry = redis.call('XADD', room.journal, '*', 'm', payload, 'index', index, 'action', key, 'batch', batch,
+      unpack(room.decided and { 'decided', room.decided } or {}))
     redis.call('HSET', key, 'digest', digest, 'entry', entry, 'batch', batch)
   end
   local ms = string.match(entry, '^%d+')

@@ -133,6 +133,11 @@ class Dispatcher:
         known = self.cluster.queues.pools.get(pool)
         return None if known is None else known.target
 
+    def queued_in(self, pool: str) -> int:
+        """Return how many actions are queued in a pool."""
+        known = self.cluster.queues.pools.get(pool)
+        return 0 if known is None else known.queued
+
     def has_node(self, name: str, incarnation: str) -> bool:
         """Return whether this incarnation is the present one of this node."""
         return self.cluster.nodes.incarnation(name, incarnation) is not None

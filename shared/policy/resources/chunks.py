@@ -178,16 +178,14 @@ class Chunks:
         if found is None:
             free, models = ~(self._mask | self._away), self.models
             found = self._free[units] = sorted(
-                [
-                    FreeChunk(
-                        free_level(chunk, free, self.capacity, self._largest),
-                        models.last_used_s(chunk),
-                        chunk,
-                        models.free_gb(chunk),
-                    )
-                    for chunk in self._chunks(units)
-                    if not chunk.mask & ~free
-                ]
+                FreeChunk(
+                    free_level(chunk, free, self.capacity, self._largest),
+                    models.last_used_s(chunk),
+                    chunk,
+                    models.free_gb(chunk),
+                )
+                for chunk in self._chunks(units)
+                if not chunk.mask & ~free
             )
         return found
 

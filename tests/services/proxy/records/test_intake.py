@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -16,8 +17,9 @@ from services.proxy.records.ids import random_id
 from services.proxy.records.intake import MOST_AT_ONCE, Accepted, Intake, digest_of, of_action
 from services.proxy.records.memory import ValkeyMemory
 from shared.api.requests import ActionRequest
+from shared.bus.functions import Receipt
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
-from shared.runtime.errors import BadRequest, Conflict, NotFound, Overloaded, TreadleError
+from shared.runtime.errors import BadRequest, Conflict, NotFound, Overloaded, TreadleError, Unavailable
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal
 
@@ -228,3 +230,68 @@ async def test_one_refusal_leaves_the_others_of_its_round_trip_alone(valkey: Red
 def test_an_invalid_action_is_refused_with_its_error(kind: str, params: bytes, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         of_action("a1", "ada", ActionRequest(kind=kind, params=msgspec.Raw(params)))
+
+
+# ---- calls that the leader decides about ---------------------------------------------------------------------------
+
+
+class Deciding:
+    """A leader at this replica, with one answer for all calls."""
+
+    def __init__(self, receipt: Receipt | None = None, *, takes: bool = True, replies: bool = True) -> None:
+        self.receipt, self.takes, self.replies = receipt, takes, replies
+        self.asked: list[str] = []
+
+    def submit(self, submitted: ActionSubmitted) -> asyncio.Future[Receipt | None] | None:
+        self.asked.append(submitted.action)
+        if not self.takes:
+            return None
+        future: asyncio.Future[Receipt | None] = asyncio.get_running_loop().create_future()
+        if self.replies:
+            future.set_result(self.receipt)
+        return future
+
+
+@pytest.mark.parametrize(("code", "repeated"), [("accepted", False), ("repeated", True)])
+async def test_what_the_leader_has_submitted_is_not_submitted_again(
+    valkey: Redis, journal: Journal, code: Literal["accepted", "repeated"], repeated: bool
+) -> None:
+    through = intake(valkey)
+    through.leader = Deciding(Receipt(code, "1-1"))
+    assert await through.submit(noop("r1")) == Accepted("rr1", repeated)
+    assert await journal.unanswered() == []
+
+
+async def test_what_the_journal_rejects_there_is_rejected_here(valkey: Redis, journal: Journal) -> None:
+    through = intake(valkey)
+    through.leader = Deciding(Receipt("journal-full", ""))
+    with pytest.raises(Overloaded):
+        await through.submit(noop("r1"))
+    assert await journal.unanswered() == []
+
+
+@pytest.mark.parametrize("takes", [False, True])
+async def test_what_the_leader_leaves_goes_to_the_journal(valkey: Redis, journal: Journal, takes: bool) -> None:
+    through = intake(valkey)
+    through.leader = leader = Deciding(takes=takes)
+    assert await through.submit(noop("r1")) == Accepted("rr1", repeated=False)
+    assert (leader.asked, await journal.unanswered()) == (["rr1"], ["rr1"])
+
+
+async def test_while_the_disk_is_short_nothing_is_granted_at_once(valkey: Redis, journal: Journal) -> None:
+    disk = StoreDisk((Path("/"),), reserve_bytes=1 << 60)
+    disk.measure()
+    through = intake(valkey, disk=disk)
+    through.leader = leader = Deciding(Receipt("accepted", "1-1"))
+    with pytest.raises(Overloaded):
+        await through.submit(noop("r1"))
+    assert leader.asked == []
+
+
+async def test_a_call_about_which_nothing_is_decided_ends(valkey: Redis, journal: Journal) -> None:
+    through = Intake(
+        valkey, max_journal=10, limit_s=0.05, disk=StoreDisk((), reserve_bytes=0), memory=ValkeyMemory(valkey)
+    )
+    through.leader = Deciding(replies=False)
+    with pytest.raises(Unavailable):
+        await through.submit(noop("r1"))

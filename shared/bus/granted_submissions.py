@@ -50,6 +50,8 @@ async def submit_granted(
         Deposed: this leader's epoch is over; nothing was written.
         Overloaded: Valkey's memory bound is reached; nothing was written.
     """
+    if not submissions:
+        return []
     touched = KeyList(_EPOCH, keys.ACTIONS, keys.KEPT, *(keys.action(one.submission.action) for one in submissions))
     args: list[Any] = [epoch, max_journal, most_kept]
     for submission, granting in submissions:

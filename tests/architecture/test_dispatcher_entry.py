@@ -22,7 +22,17 @@ INSIDE = frozenset({"cluster", "registry", "handlers"})
 """Attributes of a dispatcher that hold its state."""
 
 PUBLIC = frozenset(
-    {"backlog", "batch_snapshots", "config", "dispatcher", "quota_stimuli", "service_stimuli", "stimuli", "views"}
+    {
+        "backlog",
+        "batch_snapshots",
+        "config",
+        "dispatcher",
+        "quota_stimuli",
+        "service_stimuli",
+        "stimuli",
+        "views",
+        "local_stimuli",
+    }
 )
 """Modules of the package that others may import: the entry, its values, and what reads return."""
 

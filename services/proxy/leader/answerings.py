@@ -24,7 +24,7 @@ MOST_SHOWN: Final = 160
 
 def to_answering(kept: Unanswered, answer: AnswerAction, keep_s: int, now: Seconds) -> Answering:
     """Return the write of an answer, and count it. `keep_s`: retention outside batches."""
-    submitted, arrived_s = kept.submitted, int(kept.entry.partition("-")[0]) / 1000
+    submitted, arrived_s = kept.submitted, kept.arrived_s
     body = compose(submitted, kept.index, answer, kept.result, arrived_s, now)
     ANSWERED_AS[answer.ended].inc()
     ACT.observe(now - arrived_s)

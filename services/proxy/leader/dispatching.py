@@ -84,11 +84,17 @@ class GuardedDispatcher:
     """The dispatcher of one term, as its leader calls it."""
 
     def __init__(
-        self, dispatcher: Dispatcher, recorder: DispatchRecorder | RecentCalls | None, suspects: Suspects
+        self,
+        dispatcher: Dispatcher,
+        recorder: DispatchRecorder | RecentCalls | None,
+        suspects: Suspects,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`failed`: called when the dispatcher has raised. No write may follow from its state then."""
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._suspects = suspects
+        self._failed = failed
 
     def handle(self, now: Seconds, given: Given) -> list[Command]:
         """Handle stimuli, and record them.
@@ -99,6 +105,7 @@ class GuardedDispatcher:
         try:
             commands = self._dispatcher.handle(now, *given)
         except Exception as error:
+            self._failed()
             path = self._recorder.failed(now, given) if self._recorder is not None else None
             suspects = tuple(name for name in _named(given, error) if not self._suspects.why_refused(name))
             _log.exception(

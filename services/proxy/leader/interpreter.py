@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -89,7 +89,11 @@ class Interpreter:
         self._repeats = False
         """The flush under way was tried before."""
         self.deposed = False
-        """Another leader has taken over: nothing more is written."""
+        """Another leader has taken over, or the dispatcher has failed: nothing more is written."""
+
+    def depose(self) -> None:
+        """Write nothing more."""
+        self.deposed = True
 
     def wake(self) -> None:
         """Let `LeaseCalls.decide` be called before the next flush: at once if none is under way."""
@@ -205,7 +209,8 @@ class Interpreter:
 
     async def _grant_and_answer(self, batch: list[Write]) -> None:
         """Write grants, answers, and leases' beginnings and ends, in one turn of Valkey."""
-        grants = [write for write in batch if isinstance(write, Granting | LeaseGrant)]
+        grants = any(isinstance(write, Granting | LeaseGrant) for write in batch)
+        submitted = any(isinstance(write, GrantedSubmission) for write in batch)
         acquisitions = [write for write in batch if isinstance(write, LeaseAcquisition)]
         if grants and any(one.grant is None for one in acquisitions):  # one of the grants may be of such a lease
             await self._acquire(acquisitions, batch)
@@ -213,10 +218,8 @@ class Interpreter:
         writes: list[Coroutine[Any, Any, None]] = []
         if releases := [write for write in batch if isinstance(write, LeaseRelease)]:
             writes.append(self._release(releases))  # before the grants that it allows
-        if submitted := [write for write in batch if isinstance(write, GrantedSubmission)]:
-            writes.append(self._submit(submitted, batch))  # before a request for an inventory, which must contain them
-        if grants:
-            writes.append(self._send(grants))
+        if grants or submitted:
+            writes += self._in_order(batch)
         if acquisitions:
             writes.append(self._acquire(acquisitions, batch))
         answers = [write for write in batch if isinstance(write, Answering)]
@@ -234,15 +237,22 @@ class Interpreter:
         else:
             await together(self._redis, *writes)
 
-    async def _send(self, grants: list[Granting | LeaseGrant]) -> None:
-        """Send grants in their order: levels of rates depend on it. One write for each run of one kind."""
-        for leases, run in groupby(grants, key=lambda write: isinstance(write, LeaseGrant)):
-            if leases:
-                given = [write for write in run if isinstance(write, LeaseGrant)]
-                self._note_granted(await held_leases.grant_leases(self._redis, self._epoch, given))
-            else:
+    def _in_order(self, batch: list[Write]) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield the writes of grants in their order: levels of rates depend on it, and nodes execute in it. One write
+        for each run of one kind.
+        """
+        grants = [write for write in batch if isinstance(write, Granting | LeaseGrant | GrantedSubmission)]
+        for kind, run in groupby(grants, key=type):
+            if kind is LeaseGrant:
+                yield self._grant_leases([write for write in run if isinstance(write, LeaseGrant)])
+            elif kind is Granting:
                 sent = [write for write in run if isinstance(write, Granting)]
-                await functions.send_grants(self._redis, self._epoch, sent)
+                yield functions.send_grants(self._redis, self._epoch, sent)
+            else:
+                yield self._submit([write for write in run if isinstance(write, GrantedSubmission)], batch)
+
+    async def _grant_leases(self, given: list[LeaseGrant]) -> None:
+        self._note_granted(await held_leases.grant_leases(self._redis, self._epoch, given))
 
     def _note_granted(self, granted: Sequence[GrantedLease]) -> None:
         if self.lease_calls is not None:
@@ -260,7 +270,7 @@ class Interpreter:
             )
         except Overloaded as error:
             rejection = error
-        batch[:] = [write for write in batch if not isinstance(write, LeaseAcquisition)]
+        _leave(batch, acquisitions)
         if replies is None:
             self.lease_calls.rejected(acquisitions, rejection)
         else:
@@ -270,20 +280,18 @@ class Interpreter:
     async def _submit(self, submitted: list[GrantedSubmission], batch: list[Write]) -> None:
         """Write granted actions and pass on the result. They leave the batch, as leases do."""
         assert self.action_calls is not None
+        if not self._repeats:
+            unwanted = self.action_calls.withdraw_unwanted(submitted)
+            _leave(batch, unwanted)
+            submitted = [one for one in submitted if one not in unwanted] if unwanted else submitted
+        limits = {"max_journal": self._max_journal, "most_kept": self._most_kept()}
         try:
-            receipts = await submit_granted(
-                self._redis,
-                self._epoch,
-                submitted,
-                max_journal=self._max_journal,
-                most_kept=self._most_kept(),
-                again=self._repeats,
-            )
+            receipts = await submit_granted(self._redis, self._epoch, submitted, **limits, again=self._repeats)
         except Overloaded as error:
             self.action_calls.rejected(submitted, error)
         else:
             self.action_calls.journaled(submitted, receipts)
-        batch[:] = [write for write in batch if not isinstance(write, GrantedSubmission)]
+        _leave(batch, submitted)
 
     def _is_void(self, write: Write) -> bool:
         found = isinstance(write, Granting) and (write.action, write.mark) in self.void
@@ -315,3 +323,8 @@ class Interpreter:
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
         return await functions.answer_actions(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)
+
+
+def _leave(batch: list[Write], gone: Sequence[Write]) -> None:
+    left = {id(write) for write in gone}
+    batch[:] = [write for write in batch if id(write) not in left]

@@ -34,7 +34,7 @@ from services.proxy.records.answering import reports
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Granting
 from shared.bus.tail import Entry, Tail
-from shared.messages.actions import ActionSubmitted, Request, ResumeActionRequested, UnreadableEntry
+from shared.messages.actions import ACTIONS, ActionSubmitted, Request, ResumeActionRequested, UnreadableEntry
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES, Bye, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken
@@ -83,7 +83,7 @@ class Leader:
         self._clock = clock
         self._keep_s = keep_s
         self.suspects = suspects or Suspects({})
-        self._guarded = GuardedDispatcher(dispatcher, recorder, self.suspects)
+        self._guarded = GuardedDispatcher(dispatcher, recorder, self.suspects, interpreter.depose)
         self.nodes = NodeRegistry()
         self.reasons: dict[str, str] = {}
         """Pool -> reason of its target."""
@@ -128,6 +128,8 @@ class Leader:
         finished: list[Entry[Finished]] = []
         for entry in entries:
             match entry.message:
+                case _ if entry.topic == ACTIONS.name and self.local_actions.keeps(entry):
+                    pass
                 case ActionSubmitted():
                     submitted.append(entry)
                 case Finished():
@@ -165,11 +167,10 @@ class Leader:
         """Submit new actions. `local`: stimuli before them, if they are calls of this replica, not journaled yet."""
         requests = []
         for entry in entries:
-            action = entry.message.action
+            action, journaled = entry.message.action, entry.id if local is None else ""
             if action in self.unanswered:
-                self.local_actions.came_by_journal(entry)
                 continue
-            self.unanswered[action] = Unanswered(entry.id if local is None else "", entry.message, entry.index)
+            self.unanswered[action] = Unanswered(journaled, entry.at, entry.message, entry.index)
             try:
                 request, wrong = to_request(entry), self.suspects.why_refused(action)
             except Unschedulable as error:
@@ -191,7 +192,7 @@ class Leader:
             _log.error("entry_discarded", entry=entry.id, error=entry.message.error)
             self._interpreter.put(Discard(entry.id))
         elif action not in self.unanswered:
-            self.unanswered[action] = Unanswered(entry.id, entry.message.submission(), entry.index)
+            self.unanswered[action] = Unanswered(entry.id, entry.at, entry.message.submission(), entry.index)
             why = f"this version of treadle cannot read the request ({entry.message.error}); submit it again"
             self._answer(AnswerAction(action, "refused", why, ()))
 
@@ -271,8 +272,7 @@ class Leader:
             case Park() | Resume():
                 self._park_or_resume(command)
             case Revoke(action=action):
-                if action != self.local_actions.withdrawing:  # its node has not heard of it
-                    self._send(command.node, to_message(self.epoch, command), *self._requests.owner(action))
+                self._send(command.node, to_message(self.epoch, command), *self._requests.owner(action))
             case CloseEnvironment(trajectory=trajectory):
                 self._send(command.node, to_message(self.epoch, command), names=(trajectory,))
             case SetShare() | PullImage():
@@ -319,7 +319,7 @@ class Leader:
         kept = self.unanswered.pop(answer.action)
         if is_lease(kept.submitted):
             self.local_leases.put_answer(kept, answer, self.leases.answer(kept.submitted, answer))
-        elif kept.entry or not self.local_actions.keeps_back(kept, answer):
+        elif kept.entry or not self.local_actions.keeps_answer(kept, answer):
             self.put_answer(kept, answer)
 
     def put_answer(self, kept: Unanswered, answer: AnswerAction) -> None:

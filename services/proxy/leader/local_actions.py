@@ -8,31 +8,29 @@ are the same afterwards.
 Laws (tests/services/proxy/leader/test_local_actions.py):
   - a node hears of an action only if the journal has accepted it in the same write;
   - an action that is not granted at once, or that the journal does not accept, is withdrawn from the dispatcher, as if
-    it had never come;
-  - an entry that was journaled under the same id by another way is handled after that.
+    it had never come (`ActionWithdrawn`);
+  - what the journal has of the same id meanwhile (it came by another way, or was cancelled) is handled after that.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from services.proxy.leader.grantings import mark_of
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.unanswered import Unanswered
 from services.proxy.leader.writes import Write
 from services.proxy.records.intake import submission_of
 from shared.bus.connection import ValkeyClock
-from shared.bus.functions import Granting, Receipt, Submission
+from shared.bus.functions import Granting, Receipt
 from shared.bus.granted_submissions import GrantedSubmission
 from shared.bus.tail import Entry
 from shared.messages.actions import ACTIONS, ActionSubmitted
-from shared.policy.dispatch.stimuli import ActionCancelled, AttemptsEnded
+from shared.policy.dispatch.local_stimuli import ActionWithdrawn
+from shared.policy.dispatch.stimuli import ActionCancelled
 from shared.policy.model.formulation import AnswerAction, Grant
-from shared.policy.model.reports import Ended
-from shared.policy.model.results import AttemptResult
 from shared.runtime.errors import Overloaded
 
 if TYPE_CHECKING:
@@ -40,10 +38,9 @@ if TYPE_CHECKING:
 
 DECIDED_AT_ONCE: Final = 64
 """Calls that are decided together: about 5 ms."""
-WITHDRAWN: Final = "the journal decides about it"
+GONE: Final = "its caller has gone"
 _FIRST_SERIAL: Final = 1 << 33
 """Second part of the arrivals' ids: they come after entries of the journal, and leases, in the same millisecond."""
-_NEVER_BEGUN: Final = AttemptResult("cancelled", environment_exists=False)
 
 
 class _Call(NamedTuple):
@@ -57,16 +54,16 @@ class _Call(NamedTuple):
 class _Submitting:
     """An action that the dispatcher knows and the journal may not know."""
 
+    submitted: ActionSubmitted
     receipt: asyncio.Future[Receipt | None]
-    submission: Submission
-    written: bool = False
-    """Its write was put."""
-    grant: Grant | None = None
-    """Its newest grant."""
+    first: str = ""
+    """Mark of the grant that its write sends; empty: no write was put."""
+    later: list[str] = field(default_factory=list)
+    """Marks of its later grants. They wait for the result of the first write."""
     answer: tuple[Unanswered, AnswerAction] | None = None
     """Its answer, which must not be written before the journal has accepted it."""
-    other: Entry[ActionSubmitted] | None = None
-    """Entry of the journal with the same id, which came by another way."""
+    entries: list[Entry[Any]] = field(default_factory=list)
+    """Entries of the journal about the same id."""
 
 
 class LocalActions:
@@ -78,8 +75,6 @@ class LocalActions:
         self._clock = clock
         self._calls: list[_Call] = []
         self._submitting: dict[str, _Submitting] = {}
-        self.withdrawing = ""
-        """Action that is being removed from the dispatcher: nothing is written about it."""
         self._serial = _FIRST_SERIAL
 
     # ---- calls -------------------------------------------------------------------------------------------------
@@ -121,8 +116,8 @@ class LocalActions:
         self._leader.submit(now, entries, local=())
         for entry in entries:
             one = self._submitting.get(entry.message.action)
-            if one is not None and not one.written:
-                self._end(entry.message.action, one, None)
+            if one is not None and not one.first:
+                self._end(one, None)
 
     def _entry(self, now: float, call: _Call) -> Entry[ActionSubmitted] | None:
         """Return the action as if the journal had it; None if it is left to the journal."""
@@ -133,91 +128,94 @@ class LocalActions:
             _resolve(receipt, None)
             return None
         self._serial += 1
-        self._submitting[submitted.action] = _Submitting(receipt, submission_of(submitted))
+        self._submitting[submitted.action] = _Submitting(submitted, receipt)
         return Entry(ACTIONS.name, f"{round(1000 * now)}-{self._serial}", submitted, -1)
 
     def write_of(self, grant: Grant, granting: Granting | None) -> Write | None:
         """Return the write of a grant; the first one of an action here journals it too. None: no stream is known."""
         one = self._submitting.get(grant.action)
-        if one is None:
+        if one is None or granting is None:
             return granting
-        one.grant = grant
-        if one.written or granting is None:
+        if one.first:
+            one.later.append(granting.mark)
             return granting
-        one.written = True
-        return GrantedSubmission(one.submission, granting)
+        one.first = granting.mark
+        return GrantedSubmission(submission_of(one.submitted), granting)
 
-    def keeps_back(self, kept: Unanswered, answer: AnswerAction) -> bool:
-        """Return whether an answer must not be written now: of an action that is withdrawn, or not journaled."""
-        action = answer.action
-        if action == self.withdrawing:
-            return True
-        one = self._submitting.get(action)
+    def keeps_answer(self, kept: Unanswered, answer: AnswerAction) -> bool:
+        """Return whether an answer must not be written now, because its action is not journaled."""
+        one = self._submitting.get(answer.action)
         if one is None:
             return False
-        if not one.written:  # refused by a memory that may be of a deposed leader
-            del self._submitting[action]
-            _resolve(one.receipt, None)
-        else:
-            one.answer = kept, answer
+        one.answer = kept, answer  # without a write it was refused, perhaps by the memory of a deposed leader
         return True
 
-    def came_by_journal(self, entry: Entry[ActionSubmitted]) -> None:
-        """Note an entry of an action that the leader knows already: it counts if the action is withdrawn."""
-        one = self._submitting.get(entry.message.action)
+    def keeps(self, entry: Entry[Any]) -> bool:
+        """Return whether an entry of the journal waits, because its action is being submitted here."""
+        one = self._submitting.get(getattr(entry.message, "action", "")) if self._submitting else None
         if one is not None:
-            one.other = entry
+            one.entries.append(entry)
+        return one is not None
 
     # ---- results of writes -------------------------------------------------------------------------------------
 
+    def withdraw_unwanted(self, submissions: Sequence[GrantedSubmission]) -> list[GrantedSubmission]:
+        """Withdraw the actions whose callers have gone before the first try; return them."""
+        unwanted = []
+        for submission in submissions:
+            one = self._submitting.get(submission.submission.action)
+            if one is not None and one.receipt.done():
+                unwanted.append(submission)
+                self._end(one, None)
+        return unwanted
+
     def journaled(self, submissions: Sequence[GrantedSubmission], receipts: Sequence[Receipt]) -> None:
         """Note what the journal says. An action that it does not accept is withdrawn."""
-        for (submission, granting), receipt in zip(submissions, receipts, strict=True):
+        for (submission, _), receipt in zip(submissions, receipts, strict=True):
             one = self._submitting.get(submission.action)
             if one is None:
                 continue
-            if receipt.code != "accepted":
-                self._reject(granting, one, receipt)
-                continue
-            del self._submitting[submission.action]
-            kept = self._leader.unanswered.get(submission.action) if one.answer is None else one.answer[0]
-            if kept is not None:
-                kept.entry = receipt.entry
-            if one.answer is not None:
-                self._leader.put_answer(*one.answer)
-            _resolve(one.receipt, receipt)
+            if receipt.code == "accepted":
+                self._accept(one, receipt)
+            else:
+                self._end(one, receipt)
 
     def rejected(self, submissions: Sequence[GrantedSubmission], error: Overloaded) -> None:
         """Withdraw actions that were not journaled."""
-        for submission, granting in submissions:
+        for submission, _ in submissions:
             one = self._submitting.get(submission.action)
             if one is not None:
                 if not one.receipt.done():
                     one.receipt.set_exception(error)
-                self._reject(granting, one, None)
+                self._end(one, None)
 
-    def _reject(self, first: Granting, one: _Submitting, receipt: Receipt | None) -> None:
-        assert one.grant is not None, "it was granted"
-        mark = mark_of(one.grant)
-        if mark != first.mark:  # it was granted again meanwhile, and this grant waits
-            self._interpreter.void.add((first.action, mark))
-        self._end(first.action, one, receipt)
-
-    def _end(self, action: str, one: _Submitting, receipt: Receipt | None) -> None:
-        """Remove an action from the dispatcher, as if it had never come; its caller gets the receipt."""
+    def _accept(self, one: _Submitting, receipt: Receipt) -> None:
+        action = one.submitted.action
         del self._submitting[action]
-        if action in self._leader.unanswered:
-            self.withdrawing = action
-            self._leader.handle(ActionCancelled(action, WITHDRAWN))
-            if action in self._leader.unanswered and (grant := one.grant) is not None:
-                end = Ended(action, grant.node, grant.attempt, grant.stage, _NEVER_BEGUN, units=grant.units)
-                self._leader.handle(AttemptsEnded((end,)))
-            self.withdrawing = ""
+        kept = self._leader.unanswered.get(action) if one.answer is None else one.answer[0]
+        if kept is not None:
+            kept.entry = receipt.entry
+        if one.answer is not None:
+            self._leader.put_answer(*one.answer)
+        if not _resolve(one.receipt, receipt) and one.submitted.held_by:  # its caller could not cancel it before
+            self._leader.handle(ActionCancelled(action, GONE))
+        if one.entries:
+            self._leader.take(one.entries)
+
+    def _end(self, one: _Submitting, receipt: Receipt | None) -> None:
+        """Withdraw an action; its caller gets the receipt."""
+        action = one.submitted.action
+        del self._submitting[action]
+        self._interpreter.void.update((action, mark) for mark in one.later)
+        if self._leader.unanswered.pop(action, None) is not None:
+            self._leader.handle(ActionWithdrawn(action))
         _resolve(one.receipt, receipt)
-        if one.other is not None:
-            self._leader.submit(self._clock.unix(), [one.other])
+        if one.entries:
+            self._leader.take(one.entries)
 
 
-def _resolve(receipt: asyncio.Future[Receipt | None], result: Receipt | None) -> None:
-    if not receipt.done():
-        receipt.set_result(result)
+def _resolve(receipt: asyncio.Future[Receipt | None], result: Receipt | None) -> bool:
+    if receipt.done():
+        return False
+    receipt.set_result(result)
+    return True

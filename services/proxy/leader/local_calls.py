@@ -43,6 +43,10 @@ class ActionCalls(Protocol):
         """Decide about the calls that came during the last flush, and put their writes."""
         ...
 
+    def withdraw_unwanted(self, submissions: Sequence[GrantedSubmission]) -> list[GrantedSubmission]:
+        """Withdraw the actions whose callers have gone before the first try; return them."""
+        ...
+
     def journaled(self, submissions: Sequence[GrantedSubmission], receipts: Sequence[Receipt]) -> None:
         """Note what the journal says of actions that were granted before."""
         ...

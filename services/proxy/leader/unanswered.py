@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shared.messages.actions import ActionSubmitted
 from shared.policy.model.results import AttemptResult
+from shared.runtime.units import Seconds
 
 
 @dataclass(slots=True)
@@ -25,6 +26,8 @@ class Unanswered:
 
     entry: str
     """Its journal entry; empty while the journal does not have one yet (`local_leases`, `local_actions`)."""
+    arrived_s: Seconds
+    """Its arrival, Unix seconds: the time of its journal entry, or of its call if that came first."""
     submitted: ActionSubmitted
     index: int
     result: AttemptResult | None = None

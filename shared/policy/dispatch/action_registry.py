@@ -135,8 +135,7 @@ class ActionRegistry:
         """
         queue_s, execution_s, restore_s = action.spent(now, end)
         parked_s, _ = action.paused(now)
-        action.move("finished")
-        self._remove(action.request)
+        self._remove(action)
         return AnswerAction(
             action.request.id,
             ended,
@@ -150,7 +149,25 @@ class ActionRegistry:
             action.retry_in_s(now) if ended == "expired" else 0.0,
         )
 
-    def _remove(self, request: Request) -> None:
+    def withdraw(self, action_id: str) -> bool:
+        """Remove an action as if it had never come: its units are free, and what its grant implied is undone."""
+        action = self.actions.get(action_id)
+        if action is None:
+            return False
+        if action.state == "queued":
+            self.cluster.queues.remove(action)
+        else:
+            node, resource = self.cluster.nodes.present.get(action.node), action.resource
+            if action.allocated and node is not None and resource in action.units:
+                node.rearrange(resource, {action_id: action.units[resource]}, {})
+                action.units = {name: count for name, count in action.units.items() if name != resource}
+            self.cluster.release(action)
+        self._remove(action)
+        return True
+
+    def _remove(self, action: ActionState) -> None:
+        action.move("finished")
+        request = action.request
         del self.actions[request.id]
         (self._grant_deadlines if request.until_granted else self._deadlines).drop(request.id)
         if request.batch:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shared.policy.dispatch.local_stimuli import ActionWithdrawn
 from shared.policy.dispatch.quota_stimuli import QuotaEvent
 from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.model.formulation import Request, StageAct, TrajectoryEnd
@@ -246,10 +247,7 @@ class TargetReceived:
 
 @dataclass(frozen=True, slots=True)
 class PlannerChecked:
-    """Life of the planner: alive or not. Reported periodically; alive is assumed until the first report.
-
-    Without one, targets stay and a zero-queue rule adds to them. When it is back, the targets apply alone again.
-    """
+    """A planner is alive, or not: targets stay, and a zero-queue rule adds to them. Before the first one, it is."""
 
     alive: bool
 
@@ -303,6 +301,7 @@ Stimulus = (
     Restored
     | RequestsSubmitted
     | ActionCancelled
+    | ActionWithdrawn
     | BatchCancelled
     | PriorityChanged
     | AttemptStarted

@@ -19,6 +19,7 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.environment_placements import Placement
+from shared.policy.dispatch.local_stimuli import ActionWithdrawn
 from shared.policy.dispatch.node_handler import NodeHandler
 from shared.policy.dispatch.parking import ParkingHandler
 from shared.policy.dispatch.quota_amounts import estimate_amounts
@@ -73,6 +74,7 @@ class StimulusHandlers:
             stimuli.RequestsSubmitted: self._requests_submitted,
             stimuli.ActionRestored: self._action_restored,
             stimuli.ActionCancelled: self._action_cancelled,
+            ActionWithdrawn: self._action_withdrawn,
             stimuli.BatchCancelled: self._batch_cancelled,
             stimuli.AttemptStarted: self._attempt_started,
             stimuli.AttemptsEnded: self._attempts_ended,
@@ -174,6 +176,9 @@ class StimulusHandlers:
     def _action_cancelled(self, now: float, one: stimuli.ActionCancelled) -> list[Command]:
         return self.registry.cancel(now, [one.action], one.reason)
 
+    def _action_withdrawn(self, _: float, one: ActionWithdrawn) -> list[Command] | None:
+        return [] if self.registry.withdraw(one.action) else None
+
     def _batch_cancelled(self, now: float, one: stimuli.BatchCancelled) -> list[Command]:
         return self.cancellations.cancel_batch(now, one.batch, one.reason)
 
@@ -183,10 +188,7 @@ class StimulusHandlers:
         self._attempts.started(now, one.action, one.attempt)
 
     def _attempts_ended(self, now: float, report: stimuli.AttemptsEnded) -> list[Command]:
-        commands: list[Command] = []
-        for end in report.ends:
-            commands += self._attempts.ended(now, end)
-        return commands
+        return [command for end in report.ends for command in self._attempts.ended(now, end)]
 
     def _park_requested(self, now: float, asked: stimuli.ParkRequested) -> list[Command] | None:
         return self._parking.ask(now, asked.action)

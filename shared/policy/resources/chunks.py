@@ -241,7 +241,7 @@ class Chunks:
         """Give back what a holder was granted in this round, as if it had not been granted: nothing was sent."""
         effects = self._implied.get(holder)
         self.give_back(units, holder)
-        if effects is not None:
+        if effects is not None and (effects.before or effects.chunk not in self._busy):  # else others share it
             self.models.undo(effects)
 
     def numbers(self, holder: str) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ ACTED = msgspec.structs.replace(submitted("a1", stage("run", kind="env.exec")), 
 
 
 def traced(request: ActionSubmitted, answer: AnswerAction, result: AttemptResult | None = None) -> TracedAction:
-    answering = to_answering(Unanswered("100000-0", request, 0, result), answer, 60, 110.0)
+    answering = to_answering(Unanswered("100000-0", 100.0, request, 0, result), answer, 60, 110.0)
     assert answering.traced_by == "t1"
     return msgspec.msgpack.decode(answering.span, type=TracedAction)
 
@@ -77,5 +77,5 @@ def test_an_unreadable_request_has_a_name_and_a_long_reason_is_cut() -> None:
 
 
 def test_other_answers_are_in_no_trace() -> None:
-    answering = to_answering(Unanswered("100000-0", submitted("a1"), 0), ended("ok"), 60, 110.0)
+    answering = to_answering(Unanswered("100000-0", 100.0, submitted("a1"), 0), ended("ok"), 60, 110.0)
     assert (answering.traced_by, answering.span) == ("", b"")

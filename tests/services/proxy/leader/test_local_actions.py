@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 import pytest
 from redis.asyncio import Redis
 
 from services.cpu_manager.kinds import RESOURCES
+from services.proxy.leader.dispatching import DispatchFailed
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.leader import Leader
 from services.proxy.records.intake import submission_of
 from shared.bus import keys
 from shared.bus.connection import ValkeyClock, command
-from shared.bus.functions import Answering, Receipt, journal_actions
+from shared.bus.functions import Answering, Receipt, cancel, journal_actions
 from shared.bus.tail import Tail
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.grants import Granted, InventoryRequested, Revoked, grants_topic
 from shared.messages.outcomes import OUTCOMES, Finished
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.dispatch.stimuli import AttemptsEnded
+from shared.policy.dispatch.stimuli import AttemptsEnded, Stimulus
 from shared.policy.model.formulation import AskInventory
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
@@ -97,7 +99,14 @@ class Term:
         return await self.journal.fields(keys.action(action))
 
     def free(self) -> int:
-        return self.leader.dispatcher.cluster.nodes.present["n"].free("cores")
+        node = self.leader.dispatcher.node("n")
+        assert node is not None
+        return node.owned["cores"] - node.used["cores"]
+
+    def lose(self, attempt: int) -> None:
+        """Let an attempt of action `a` be lost, before its node has heard of it."""
+        lost = Ended("a", "n", attempt, 0, AttemptResult("lost"), units={"cores": 1})
+        self.leader.handle(AttemptsEnded((lost,)))
 
 
 @pytest.fixture
@@ -129,6 +138,18 @@ async def test_one_write_journals_and_grants(term: Term) -> None:
     assert (answering.action, answering.entry, counts) == ("a", receipt.entry, True)
     assert await term.journal.unanswered() == []
     assert term.free() == 2
+
+
+async def test_its_time_begins_with_the_call(term: Term) -> None:
+    """The journal has it a moment later, and its parts must not be longer than its whole."""
+    term.ask(submitted("a"))
+    term.leader.local_actions.decide()
+    await asyncio.sleep(0.05)
+    await term.run()
+    await term.finish("a")
+    ((answering, _),) = term.answered
+    act = msgspec.json.decode(answering.answer)["act"]
+    assert act["total_s"] >= max(0.05, act["queue_s"] + act["execution_s"])
 
 
 async def test_both_ways_leave_the_same_in_the_store(term: Term) -> None:
@@ -348,22 +369,89 @@ async def test_an_answer_before_the_journal_has_the_action_waits_for_it(term: Te
     assert (answering.entry, counts) == (receipt.entry, True)
 
 
-async def test_a_second_grant_of_a_rejected_action_is_not_sent(term: Term) -> None:
-    """Its first attempt is lost between decision and write, and the journal knows the request already."""
+@pytest.mark.parametrize("losses", [1, 2])
+async def test_later_grants_of_a_rejected_action_are_not_sent(term: Term, losses: int) -> None:
+    """Attempts are lost between decision and write, and the journal knows the request already."""
     await term.submit(submitted("a"))
     await term.finish("a")
     asked = term.ask(submitted("a"))
     term.leader.local_actions.decide()
-    lost = Ended("a", "n", 1, 0, AttemptResult("lost"), units={"cores": 1})
-    term.leader.handle(AttemptsEnded((lost,)))
-    assert term.leader.dispatcher.action("a") is not None
-    await asyncio.sleep(1.1)  # the pause before a retry
-    term.leader.tick(term.leader._clock.unix())
+    for attempt in range(1, losses + 1):
+        term.lose(attempt)
+    action = term.leader.dispatcher.action("a")
+    assert action is not None
+    assert action.attempt == losses + 1
     await term.run()
     receipt = await asked
     assert receipt is not None
     assert (receipt.code, await term.granted()) == ("repeated", ["a"])
     assert (term.leader.unanswered, term.free(), term.interpreter.void) == ({}, 2, set())
+
+
+async def test_another_grant_of_an_accepted_action_is_sent(term: Term) -> None:
+    asked = term.ask(submitted("a"))
+    term.leader.local_actions.decide()
+    term.lose(1)
+    await term.run()
+    receipt = await asked
+    assert receipt is not None
+    assert (receipt.code, await term.granted()) == ("accepted", ["a", "a"])
+    assert (await term.record("a"))["grant"] == b"2:n"
+    await term.finish("a", attempt=2)
+    assert (len(term.answered), term.free()) == (1, 2)
+
+
+@pytest.mark.parametrize("read_first", [False, True])
+async def test_an_answer_of_a_withdrawn_action_does_not_concern_the_accepted_one(term: Term, read_first: bool) -> None:
+    """Its attempt is lost before the write, and it is not repeatable. Another replica has journaled the request."""
+    once = submitted("a", msgspec.structs.replace(stage(), repeatable=False))
+    asked = term.ask(once)
+    term.leader.local_actions.decide()
+    assert (await term.journal_it(once)).code == "accepted"
+    term.lose(1)
+    if read_first:
+        term.leader.take(await term.tail.read(block=False))
+    await term.run()
+    await term.read()
+    receipt = await asked
+    assert receipt is not None
+    assert (receipt.code, await term.granted(), term.free()) == ("repeated", ["a"], 1)
+    await term.finish("a")
+    ((answering, _),) = term.answered
+    assert b'"ended":"ok"' in answering.answer
+
+
+async def test_a_cancellation_of_what_came_by_another_way_is_handled_after_it(term: Term) -> None:
+    asked = term.ask(submitted("a"))
+    term.leader.local_actions.decide()
+    assert (await term.journal_it(submitted("a"))).code == "accepted"
+    assert await cancel(term.redis, "a", "by its caller") == "requested"
+    term.leader.take(await term.tail.read(block=False))
+    await term.run()
+    receipt = await asked
+    assert receipt is not None
+    assert receipt.code == "repeated"
+    told = [type(one) for one in await term.journal.messages(STREAM)]
+    assert told == [InventoryRequested, Granted, Revoked]
+
+
+async def test_grants_to_a_node_leave_in_the_order_of_their_decisions(term: Term) -> None:
+    await term.journal_it(submitted("x"))
+    term.leader.take(await term.tail.read(block=False))
+    asked = term.ask(submitted("a"))
+    await term.run()
+    assert await asked is not None
+    assert await term.granted() == ["x", "a"]
+
+
+async def test_a_failed_dispatcher_decides_and_writes_nothing_more(term: Term) -> None:
+    asked = term.ask(submitted("a"))
+    with pytest.raises(DispatchFailed):
+        term.leader.handle(cast("Stimulus", object()))
+    term.interpreter._decide()
+    assert term.interpreter.deposed
+    assert not asked.done()
+    assert await term.record("a") == {}
 
 
 async def test_a_request_for_an_inventory_comes_after_the_grants_that_it_must_contain(term: Term) -> None:
@@ -394,10 +482,33 @@ async def test_a_caller_that_goes_before_the_decision_submits_nothing(term: Term
     assert (await term.record("a"), term.leader.unanswered) == ({}, {})
 
 
-async def test_a_caller_that_goes_during_the_write_has_its_action_executed(term: Term) -> None:
-    asked = term.ask(submitted("a"))
+async def test_a_caller_that_goes_before_the_write_has_its_action_withdrawn(term: Term) -> None:
+    gone, present = term.ask(submitted("a")), term.ask(submitted("b"))
     term.leader.local_actions.decide()
-    asked.cancel()
+    gone.cancel()
+    term.flaky.failures = ["before"]
     await term.run()
-    await term.finish("a")
-    assert len(term.answered) == 1
+    assert await present is not None
+    assert (await term.record("a"), await term.granted(), list(term.leader.unanswered)) == ({}, ["b"], ["b"])
+    assert term.free() == 1
+
+
+@pytest.mark.parametrize("held", [False, True])
+async def test_a_caller_that_goes_during_the_write_has_its_action_executed_unless_it_was_held(
+    term: Term, held: bool
+) -> None:
+    """Its own request to cancel it has come before the journal knew the action."""
+    one = msgspec.structs.replace(submitted("a"), held_by="me") if held else submitted("a")
+    asked = term.ask(one)
+    term.leader.local_actions.decide()
+    term.flaky.failures = ["before"]
+    running = asyncio.ensure_future(term.run())
+    while term.flaky.failures:  # noqa: ASYNC110  # polls the connection
+        await asyncio.sleep(0)
+    asked.cancel()
+    await running
+    told = [type(one) for one in await term.journal.messages(STREAM)]
+    assert told == [InventoryRequested, Granted] + [Revoked] * held
+    if not held:
+        await term.finish("a")
+        assert len(term.answered) == 1

@@ -95,16 +95,20 @@ class GuardedDispatcher:
         self._recorder = recorder
         self._suspects = suspects
         self._failed = failed
+        self._over = False
 
     def handle(self, now: Seconds, given: Given) -> list[Command]:
-        """Handle stimuli, and record them.
+        """Handle stimuli, and record them. Nothing follows after a failure: the term is over.
 
         Raises:
             DispatchFailed: the dispatcher has raised; the log was written.
         """
+        if self._over:
+            return []
         try:
             commands = self._dispatcher.handle(now, *given)
         except Exception as error:
+            self._over = True
             self._failed()
             path = self._recorder.failed(now, given) if self._recorder is not None else None
             suspects = tuple(name for name in _named(given, error) if not self._suspects.why_refused(name))

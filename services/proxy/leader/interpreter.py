@@ -280,13 +280,13 @@ class Interpreter:
     async def _submit(self, submitted: list[GrantedSubmission], batch: list[Write]) -> None:
         """Write granted actions and pass on the result. They leave the batch, as leases do."""
         assert self.action_calls is not None
-        if not self._repeats:
-            unwanted = self.action_calls.withdraw_unwanted(submitted)
+        unwanted, again = self.action_calls.begin_write(submitted)
+        if unwanted:
             _leave(batch, unwanted)
-            submitted = [one for one in submitted if one not in unwanted] if unwanted else submitted
+            submitted = [one for one in submitted if one not in unwanted]
         limits = {"max_journal": self._max_journal, "most_kept": self._most_kept()}
         try:
-            receipts = await submit_granted(self._redis, self._epoch, submitted, **limits, again=self._repeats)
+            receipts = await submit_granted(self._redis, self._epoch, submitted, **limits, again=again)
         except Overloaded as error:
             self.action_calls.rejected(submitted, error)
         else:

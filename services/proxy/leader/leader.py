@@ -121,8 +121,8 @@ class Leader:
         """Begin another turn with what the last one has left of cancellations and deadlines."""
         self._handle(self._clock.unix(), stimuli.TurnStarted())
 
-    def take(self, entries: list[Entry[Any]]) -> None:
-        """Handle the entries of one read. Runs of one kind go to the dispatcher together."""
+    def take(self, entries: list[Entry[Any]], *, ticks: bool = True) -> None:
+        """Handle the entries of one read, runs of one kind together. `ticks`: silence may be judged by the time."""
         now = self._clock.unix()
         submitted: list[Entry[ActionSubmitted]] = []
         finished: list[Entry[Finished]] = []
@@ -151,7 +151,7 @@ class Leader:
                     self._handle_other(now, entry)
         self.submit(now, submitted)
         self._finish(now, finished)
-        if now - self._ticked >= 0.2:
+        if ticks and now - self._ticked >= 0.2:
             self.tick(now)
 
     def tick(self, now: float) -> None:
@@ -225,9 +225,9 @@ class Leader:
         for stimulus in to_stimuli(now, entry):
             self._handle(now, stimulus)
 
-    def handle(self, stimulus: stimuli.Stimulus) -> None:
-        """Pass state that was read from the store to the dispatcher, or a decision about a local lease."""
-        self._handle(self._clock.unix(), stimulus)
+    def handle(self, *given: stimuli.Stimulus) -> None:
+        """Pass state that was read from the store to the dispatcher, or a decision about a local call."""
+        self._handle(self._clock.unix(), *given)
 
     def planned(self, planned: bool) -> None:
         """Apply the state of the planner's lease: whether a planner is alive."""

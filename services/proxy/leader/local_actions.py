@@ -58,6 +58,8 @@ class _Submitting:
     receipt: asyncio.Future[Receipt | None]
     first: str = ""
     """Mark of the grant that its write sends; empty: no write was put."""
+    tried: bool = False
+    """Its write may have been executed."""
     later: list[str] = field(default_factory=list)
     """Marks of its later grants. They wait for the result of the first write."""
     answer: tuple[Unanswered, AnswerAction] | None = None
@@ -114,10 +116,8 @@ class LocalActions:
         now = self._clock.unix()
         entries = [entry for call in calls if (entry := self._entry(now, call)) is not None]
         self._leader.submit(now, entries, local=())
-        for entry in entries:
-            one = self._submitting.get(entry.message.action)
-            if one is not None and not one.first:
-                self._end(one, None)
+        known = (self._submitting.get(entry.message.action) for entry in entries)
+        self._withdraw([(one, None) for one in known if one is not None and not one.first])
 
     def _entry(self, now: float, call: _Call) -> Entry[ActionSubmitted] | None:
         """Return the action as if the journal had it; None if it is left to the journal."""
@@ -159,35 +159,36 @@ class LocalActions:
 
     # ---- results of writes -------------------------------------------------------------------------------------
 
-    def withdraw_unwanted(self, submissions: Sequence[GrantedSubmission]) -> list[GrantedSubmission]:
-        """Withdraw the actions whose callers have gone before the first try; return them."""
-        unwanted = []
+    def begin_write(self, submissions: Sequence[GrantedSubmission]) -> tuple[list[GrantedSubmission], bool]:
+        """See `ActionCalls.begin_write`."""
+        unwanted, again = [], False
         for submission in submissions:
             one = self._submitting.get(submission.submission.action)
-            if one is not None and one.receipt.done():
-                unwanted.append(submission)
-                self._end(one, None)
-        return unwanted
+            if one is not None and one.receipt.done() and not one.tried:
+                unwanted.append((submission, one))
+            elif one is not None:
+                again, one.tried = again or one.tried, True
+        self._withdraw([(one, None) for _, one in unwanted])
+        return [submission for submission, _ in unwanted], again
 
     def journaled(self, submissions: Sequence[GrantedSubmission], receipts: Sequence[Receipt]) -> None:
-        """Note what the journal says. An action that it does not accept is withdrawn."""
+        """Note what the journal says. Actions that it does not accept are withdrawn."""
+        rejected: list[tuple[_Submitting, Receipt | None]] = []
         for (submission, _), receipt in zip(submissions, receipts, strict=True):
             one = self._submitting.get(submission.action)
-            if one is None:
-                continue
-            if receipt.code == "accepted":
+            if one is not None and receipt.code == "accepted":
                 self._accept(one, receipt)
-            else:
-                self._end(one, receipt)
+            elif one is not None:
+                rejected.append((one, receipt))
+        self._withdraw(rejected)
 
     def rejected(self, submissions: Sequence[GrantedSubmission], error: Overloaded) -> None:
         """Withdraw actions that were not journaled."""
-        for submission, _ in submissions:
-            one = self._submitting.get(submission.action)
-            if one is not None:
-                if not one.receipt.done():
-                    one.receipt.set_exception(error)
-                self._end(one, None)
+        known = [self._submitting.get(submission.action) for submission, _ in submissions]
+        for one in known:
+            if one is not None and not one.receipt.done():
+                one.receipt.set_exception(error)
+        self._withdraw([(one, None) for one in known if one is not None])
 
     def _accept(self, one: _Submitting, receipt: Receipt) -> None:
         action = one.submitted.action
@@ -195,27 +196,33 @@ class LocalActions:
         kept = self._leader.unanswered.get(action) if one.answer is None else one.answer[0]
         if kept is not None:
             kept.entry = receipt.entry
+        _resolve(one.receipt, receipt)
         if one.answer is not None:
             self._leader.put_answer(*one.answer)
-        if not _resolve(one.receipt, receipt) and one.submitted.held_by:  # its caller could not cancel it before
+        if one.receipt.cancelled() and one.submitted.held_by:  # its caller could not cancel it before
             self._leader.handle(ActionCancelled(action, GONE))
         if one.entries:
-            self._leader.take(one.entries)
+            self._leader.take(one.entries, ticks=False)
 
-    def _end(self, one: _Submitting, receipt: Receipt | None) -> None:
-        """Withdraw an action; its caller gets the receipt."""
-        action = one.submitted.action
-        del self._submitting[action]
-        self._interpreter.void.update((action, mark) for mark in one.later)
-        if self._leader.unanswered.pop(action, None) is not None:
-            self._leader.handle(ActionWithdrawn(action))
-        _resolve(one.receipt, receipt)
-        if one.entries:
-            self._leader.take(one.entries)
+    def _withdraw(self, ended: Sequence[tuple[_Submitting, Receipt | None]]) -> None:
+        """Withdraw actions together, so that no round between grants what one of them forbids another one. Their
+        callers get the receipts.
+        """
+        withdrawn = []
+        for one, receipt in ended:
+            action = one.submitted.action
+            del self._submitting[action]
+            self._interpreter.void.update((action, mark) for mark in one.later)
+            _resolve(one.receipt, receipt)
+            if self._leader.unanswered.pop(action, None) is not None:
+                withdrawn.append(ActionWithdrawn(action))
+        if withdrawn:
+            self._leader.handle(*reversed(withdrawn))  # effects of grants are undone in the reverse order
+        for one, _ in ended:
+            if one.entries:
+                self._leader.take(one.entries, ticks=False)
 
 
-def _resolve(receipt: asyncio.Future[Receipt | None], result: Receipt | None) -> bool:
-    if receipt.done():
-        return False
-    receipt.set_result(result)
-    return True
+def _resolve(receipt: asyncio.Future[Receipt | None], result: Receipt | None) -> None:
+    if not receipt.done():
+        receipt.set_result(result)

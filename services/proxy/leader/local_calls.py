@@ -43,8 +43,10 @@ class ActionCalls(Protocol):
         """Decide about the calls that came during the last flush, and put their writes."""
         ...
 
-    def withdraw_unwanted(self, submissions: Sequence[GrantedSubmission]) -> list[GrantedSubmission]:
-        """Withdraw the actions whose callers have gone before the first try; return them."""
+    def begin_write(self, submissions: Sequence[GrantedSubmission]) -> tuple[list[GrantedSubmission], bool]:
+        """Withdraw the actions whose callers have gone before the first try. Returns them, and whether the others may
+        have been written before.
+        """
         ...
 
     def journaled(self, submissions: Sequence[GrantedSubmission], receipts: Sequence[Receipt]) -> None:

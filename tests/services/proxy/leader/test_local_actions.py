@@ -14,6 +14,7 @@ from services.cpu_manager.kinds import RESOURCES
 from services.proxy.leader.dispatching import DispatchFailed
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.leader import Leader
+from services.proxy.leader.writes import Forget
 from services.proxy.records.intake import submission_of
 from shared.bus import keys
 from shared.bus.connection import ValkeyClock, command
@@ -27,8 +28,8 @@ from shared.policy.dispatch.stimuli import AttemptsEnded, Stimulus
 from shared.policy.model.formulation import AskInventory
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
-from shared.runtime.errors import Overloaded
-from tests.services.proxy.mesh import from_node, hello, inventory, stage, submitted
+from shared.runtime.errors import Overloaded, Unavailable
+from tests.services.proxy.mesh import StillClock, from_node, hello, inventory, stage, submitted
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal, lead, resign
 
@@ -448,10 +449,70 @@ async def test_a_failed_dispatcher_decides_and_writes_nothing_more(term: Term) -
     asked = term.ask(submitted("a"))
     with pytest.raises(DispatchFailed):
         term.leader.handle(cast("Stimulus", object()))
+    term.leader.handle(cast("Stimulus", object()))  # its state is not used again
     term.interpreter._decide()
     assert term.interpreter.deposed
     assert not asked.done()
     assert await term.record("a") == {}
+
+
+async def test_what_was_kept_is_handled_without_a_judgement_of_silence(term: Term) -> None:
+    """After an outage of Valkey the reply to a write may come before the reports of nodes."""
+    asked = term.ask(submitted("a"))
+    term.leader.local_actions.decide()
+    assert (await term.journal_it(submitted("a"))).code == "accepted"
+    term.leader.take(await term.tail.read(block=False))
+    clock = StillClock(term.leader._clock.unix() + 60.0)  # longer than a node may be silent
+    term.leader._clock = term.leader.local_actions._clock = clock
+    await term.run()
+    assert await asked is not None
+    assert term.leader.dispatcher.node("n") is not None
+    assert await term.granted() == ["a"]
+
+
+async def test_actions_that_cannot_start_are_withdrawn_before_another_round(term: Term) -> None:
+    """The first one reserves the cores that the second one would take."""
+    await term.submit(submitted("before"))
+    large, small = term.ask(submitted("large", stage(cores=2))), term.ask(submitted("small", stage(timeout_s=900.0)))
+    await term.run()
+    assert (await large, await small) == (None, None)
+    assert await term.granted() == ["before"]
+    for action in (submitted("large", stage(cores=2)), submitted("small", stage(timeout_s=900.0))):
+        await term.journal_it(action)
+    await term.read()
+    await term.finish("before")
+    assert await term.granted() == ["before", "large"]
+
+
+async def test_a_write_that_another_one_kept_from_leaving_was_not_tried(term: Term) -> None:
+    """Its caller gives up meanwhile, so it is not executed."""
+    asked = term.ask(submitted("a"))
+    term.leader.local_actions.decide()
+    term.interpreter.put(Forget("t1", "unmade", "why"), names=("t1",))
+    term.flaky.failures = ["before"]  # the end of the trajectory is written first, in a call of its own
+    running = asyncio.ensure_future(term.run())
+    while term.flaky.failures:  # noqa: ASYNC110  # polls the connection
+        await asyncio.sleep(0)
+    asked.set_exception(Unavailable(what="too late"))
+    await running
+    with pytest.raises(Unavailable):
+        await asked
+    assert (await term.record("a"), await term.granted(), term.free()) == ({}, [], 2)
+
+
+async def test_a_held_caller_that_tries_again_is_not_cancelled(term: Term) -> None:
+    """It was told that Valkey is away, and it sends the same id again."""
+    asked = term.ask(msgspec.structs.replace(submitted("a"), held_by="me"))
+    term.leader.local_actions.decide()
+    term.flaky.failures = ["after"]
+    running = asyncio.ensure_future(term.run())
+    while term.flaky.failures:  # noqa: ASYNC110  # polls the connection
+        await asyncio.sleep(0)
+    asked.set_exception(Unavailable(what="too late"))
+    await running
+    with pytest.raises(Unavailable):
+        await asked
+    assert [type(one) for one in await term.journal.messages(STREAM)] == [InventoryRequested, Granted]
 
 
 async def test_a_request_for_an_inventory_comes_after_the_grants_that_it_must_contain(term: Term) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.local_stimuli import ActionWithdrawn
@@ -17,6 +19,7 @@ from shared.policy.dispatch.stimuli import (
     RequestsSubmitted,
 )
 from shared.policy.model.chunks import Chunk, ServedModel
+from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Grant, Revoke, Work
 from shared.policy.resources.chunks import GPUS, Chunks
 from tests.shared.policy.strategies import request, work
@@ -139,3 +142,50 @@ def test_a_service_that_another_action_still_uses_stays(first: str) -> None:
     assert residency(chunks)[:2] == (True, False)
     assert chunks.free == 0
     dispatcher.check()
+
+
+def test_actions_that_shared_an_engine_are_undone_together() -> None:
+    dispatcher, chunks = gpus(concurrency=2)
+    before = residency(chunks)
+    for name in ("a", "b"):
+        submit(dispatcher, name, calls("X"))
+    dispatcher.handle(2.0, ActionWithdrawn("b"), ActionWithdrawn("a"))
+    assert (residency(chunks), chunks.free) == (before, 1)
+    dispatcher.check()
+
+
+# ---- all sorts of work -----------------------------------------------------------------------------------------------
+
+SORTS = (
+    work("cores@cpu", {"cores": 1}),
+    work("cores@cpu", {"cores": 3}),
+    work("cores@cpu", {"cores": 1, "slots": 1}),
+    replace(
+        work("cores@cpu", {"cores": 1}), amounts=(1, 2, 4), elasticity=Elasticity("amdahl", serial=0.1), duration_s=4.0
+    ),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(SORTS), st.booleans()), min_size=1, max_size=8), st.booleans())
+def test_what_is_withdrawn_at_once_leaves_the_dispatcher_as_it_was(
+    drawn: list[tuple[Work, bool]], prefetches: bool
+) -> None:
+    dispatcher = Dispatcher()
+    capacity = {"cores": 4, "slots": 1}
+    kinds = frozenset({"run"})
+    dispatcher.handle(
+        0.0, NodeJoined("n", "1", "cpu", capacity, kinds, prefetches=frozenset({"cores"} if prefetches else ()))
+    )
+    dispatcher.handle(0.0, InventoryReported("n", "1", {}))
+    kept = {f"k{number}" for number, (_, stays) in enumerate(drawn) if stays}
+    for number, (one, stays) in enumerate(drawn):
+        submit(dispatcher, f"k{number}" if stays else f"w{number}", one)
+    gone = [f"w{number}" for number, (_, stays) in enumerate(drawn) if not stays]
+    dispatcher.handle(1.0, *(ActionWithdrawn(name) for name in reversed(gone)))
+    dispatcher.check()
+    assert {name for name in (*kept, *gone) if dispatcher.action(name) is not None} == kept
+    if not kept:
+        node = dispatcher.node("n")
+        assert node is not None
+        assert not any(node.used.values())
+        assert dispatcher.queued_in("cores@cpu") == 0

@@ -12,7 +12,7 @@ its GPUs and waits again: two activations never wait for each other (tests/.../m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from shared.policy.serving.engine_steps import EngineSteps
@@ -152,9 +152,9 @@ class Activations:
         if all(need <= ROUNDING for need in needs):
             return EvictionPlan(())
         overdue = one.overdue(now, state.config.max_wait_s)
-        victims = choose_victims(needs, self._candidates(self._awake(one, now, overdue=overdue), one))
+        victims = self._victims(needs, self._awake(one, now, overdue=overdue), one)
         if victims is None:  # sleepers are given up last, so all of them are spared if the others are enough
-            victims = choose_victims(needs, self._candidates(self._idle(one, now, overdue=overdue), one))
+            victims = self._victims(needs, self._idle(one, now, overdue=overdue), one)
         if victims is None:
             return None
         plan = choose_levels(needs, victims, inf)
@@ -185,8 +185,17 @@ class Activations:
         idle.sort(key=lambda other: (other.place != "awake", -other.spec.priority, other.used_s, other.id))
         return idle
 
-    def _candidates(self, idle: Iterable[EngineInstance], one: EngineInstance) -> list[Candidate]:
-        return [Candidate(other.id, tuple(self._options(other, one))) for other in idle]
+    def _victims(
+        self, needs: Sequence[float], idle: Sequence[EngineInstance], one: EngineInstance
+    ) -> list[Candidate] | None:
+        """Return the victims among idle instances, with the levels to which each can be evicted."""
+        chosen = choose_victims(needs, [_frees(other, one, other.device_gb) for other in idle])
+        if chosen is None:
+            return None
+        return [self._candidate(idle[at], one) for at in chosen]
+
+    def _candidate(self, other: EngineInstance, one: EngineInstance) -> Candidate:
+        return Candidate(other.id, tuple(self._options(other, one)))
 
     def _free(self, other: EngineInstance, one: EngineInstance, busy: dict[int, bool]) -> bool:
         """Return whether a step of another instance may begin for this one.
@@ -207,18 +216,15 @@ class Activations:
         times = self._state.times
         awake, device_gb = other.place == "awake", other.device_gb
         levels: tuple[Level, ...] = other.spec.levels if awake else ()
-        (first, size), (wanted, count) = other.id.chunk, one.id.chunk
-        before, shared = max(0, first - wanted), min(size, count)  # aligned chunks: one of them has all of the other
         options = []
         for level in levels if "cold" in levels else (*levels, "cold"):
             freed = device_gb - (0.0 if level == "cold" else other.spec.asleep_gb.get(level, 0.0))
-            frees = (0.0,) * before + (freed,) * shared + (0.0,) * (count - before - shared)
             if awake:
                 cost_s = times.evict_s(other.id, level) + times.restore_s(other.id, level)
             else:
                 cost_s = self._stop_cost_s(other)
             host_gb = 0.0 if level == "cold" else other.spec.host_gb.get(level, 0.0)
-            options.append(LevelOption(level, cost_s, frees, host_gb))
+            options.append(LevelOption(level, cost_s, _frees(other, one, freed), host_gb))
         return options
 
     def _sleepers(self, one: EngineInstance) -> list[SleepingEngine]:
@@ -276,7 +282,7 @@ class Activations:
         if one.leaving or one.activation is None:
             return
         idle = self._awake(one, now, overdue=True) or self._idle(one, now, overdue=True)
-        candidates = self._candidates(idle[:1], one)
+        candidates = [self._candidate(other, one) for other in idle[:1]]
         what = f"its {stepped.step} ran out of memory: {stepped.reason}"
         if one.activation.oom or not candidates or not one.waiting:
             self._engines.quarantine(one, what, now)
@@ -289,3 +295,10 @@ class Activations:
             self._state.begin(one, "stop", what, now)
         else:
             self._state.set_state(one, one.state, what, now)
+
+
+def _frees(other: EngineInstance, one: EngineInstance, gb: float) -> tuple[float, ...]:
+    """Return what an instance frees on each GPU of another one, if it frees so much on each of its own."""
+    (first, size), (wanted, count) = other.id.chunk, one.id.chunk
+    before, shared = max(0, first - wanted), min(size, count)  # aligned chunks: one of them has all of the other
+    return (0.0,) * before + (gb,) * shared + (0.0,) * (count - before - shared)

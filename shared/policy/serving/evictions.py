@@ -69,26 +69,25 @@ class EvictionPlan(NamedTuple):
     """Host memory that the victims use afterwards."""
 
 
-def choose_victims(needs_gb: Sequence[float], candidates: Sequence[Candidate]) -> list[Candidate] | None:
-    """Return the victims that free `needs_gb` on each GPU; None if all candidates together do not.
+def choose_victims(needs_gb: Sequence[float], frees_gb: Sequence[Sequence[float]]) -> list[int] | None:
+    """Return the victims that free `needs_gb` on each GPU, by their places; None if all candidates together do not.
 
     Args:
         needs_gb: memory to free by GPU of the wanted chunk; not positive: none.
-        candidates: in the order in which they are given up.
+        frees_gb: what each candidate frees there when it is cold, in the order in which they are given up.
 
     O(candidates x GPUs).
     """
-    frees_gb = [candidate.cold.frees_gb for candidate in candidates]
     spare = [sum(freed) - need for need, *freed in zip(needs_gb, *frees_gb, strict=True)]
     if min(spare, default=0.0) < -ROUNDING:
         return None
     chosen = []
-    for candidate, freed in zip(reversed(candidates), reversed(frees_gb), strict=True):
-        without = [have - less for have, less in zip(spare, freed, strict=True)]
+    for at in range(len(frees_gb) - 1, -1, -1):
+        without = [have - less for have, less in zip(spare, frees_gb[at], strict=True)]
         if min(without, default=0.0) >= -ROUNDING:
             spare = without
         else:
-            chosen.append(candidate)
+            chosen.append(at)
     return chosen[::-1]
 
 

@@ -53,6 +53,11 @@ SLEEPERS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), max_size=3)
 )
 
 
+def chosen(needs: tuple[float, ...], offered: list[Candidate]) -> list[Candidate] | None:
+    places = choose_victims(needs, [one.cold.frees_gb for one in offered])
+    return None if places is None else [offered[at] for at in places]
+
+
 def enough(needs: tuple[float, ...], freed: list[tuple[float, ...]]) -> bool:
     return all(sum(one[gpu] for one in freed) >= need for gpu, need in enumerate(needs))
 
@@ -62,7 +67,7 @@ def enough(needs: tuple[float, ...], freed: list[tuple[float, ...]]) -> bool:
 def test_victims_are_those_of_brute_force(needs: tuple[float, ...], offered: list[Candidate]) -> None:
     subsets = [[number for number in range(len(offered)) if mask >> number & 1] for mask in range(2 ** len(offered))]
     fitting = [subset for subset in subsets if enough(needs, [offered[number].cold.frees_gb for number in subset])]
-    victims = choose_victims(needs, offered)
+    victims = chosen(needs, offered)
     if not fitting:
         assert victims is None
         return
@@ -75,7 +80,7 @@ def test_victims_are_those_of_brute_force(needs: tuple[float, ...], offered: lis
 def test_levels_cost_what_brute_force_costs(
     needs: tuple[float, ...], offered: list[Candidate], host_gb: float, sleepers: list[SleepingEngine]
 ) -> None:
-    victims = choose_victims(needs, offered)
+    victims = chosen(needs, offered)
     if victims is None:
         return
     least_s = inf

@@ -108,7 +108,9 @@ async def test_a_caller_without_the_mesh_follows_a_service_to_its_new_address(cl
     await judge(client, "plain")
     url = await client.model_services.address("plain")
     assert await directly(url) == "plain counts 2"
-    engine_of(ENGINE, "plain").kill()
+    killed = engine_of(ENGINE, "plain")
+    killed.kill()
+    psutil.wait_procs([killed], timeout=10)  # it answers until the signal has arrived
     with pytest.raises(aiohttp.ClientError):
         await directly(url)
     following = asyncio.create_task(followed(client, "plain"))

@@ -76,10 +76,11 @@ def check(answer: Answer, service: str, words: int) -> None:
 
 
 def engines(model: str = "") -> list[psutil.Process]:
+    """Return the engines of these services. Other test modules may run the same script at the same time."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if str(ENGINE) in line and (not model or line[line.index("--model") + 1] == model):
+        if str(ENGINE) in line and line[line.index("--model") + 1] in ((model,) if model else SERVICES):
             found.append(process)
     return found
 

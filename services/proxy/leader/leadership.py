@@ -189,7 +189,7 @@ class Leadership:
             _log.info("leadership_ended", epoch=epoch)
 
     def _lend(self, leader: Leader | None) -> None:
-        """Let a leader decide about this replica's own calls; None: nobody here does."""
+        """Set the leader that decides about this replica's own calls; None: this replica does not lead."""
         self._leases.leader = None if leader is None else leader.local_leases
         if self._intake is not None:
             self._intake.leader = None if leader is None else leader.local_actions

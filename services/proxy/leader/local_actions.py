@@ -6,7 +6,7 @@ trajectories, without quotas, whose pool has nothing queued. All else goes throu
 are the same afterwards.
 
 Laws (tests/services/proxy/leader/test_local_actions.py):
-  - a node hears of an action only if the journal has accepted it in the same write;
+  - no grant is sent of an action that the journal has not accepted;
   - an action that is not granted at once, or that the journal does not accept, is withdrawn from the dispatcher, as if
     it had never come (`ActionWithdrawn`);
   - what the journal has of the same id meanwhile (it came by another way, or was cancelled) is handled after that.
@@ -120,7 +120,7 @@ class LocalActions:
         self._withdraw([(one, None) for one in known if one is not None and not one.first])
 
     def _entry(self, now: float, call: _Call) -> Entry[ActionSubmitted] | None:
-        """Return the action as if the journal had it; None if it is left to the journal."""
+        """Return the action as an entry of the journal; None if its caller must submit it there."""
         submitted, receipt = call
         if receipt.done():
             return None
@@ -172,7 +172,7 @@ class LocalActions:
         return [submission for submission, _ in unwanted], again
 
     def journaled(self, submissions: Sequence[GrantedSubmission], receipts: Sequence[Receipt]) -> None:
-        """Note what the journal says. Actions that it does not accept are withdrawn."""
+        """Apply the journal's receipts. Actions that it has not accepted are withdrawn."""
         rejected: list[tuple[_Submitting, Receipt | None]] = []
         for (submission, _), receipt in zip(submissions, receipts, strict=True):
             one = self._submitting.get(submission.action)

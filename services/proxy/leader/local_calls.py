@@ -50,7 +50,7 @@ class ActionCalls(Protocol):
         ...
 
     def journaled(self, submissions: Sequence[GrantedSubmission], receipts: Sequence[Receipt]) -> None:
-        """Note what the journal says of actions that were granted before."""
+        """Apply the journal's receipts of actions that were granted before."""
         ...
 
     def rejected(self, submissions: Sequence[GrantedSubmission], error: Overloaded) -> None:

@@ -70,6 +70,16 @@ class Term:
         self.leader.take(await self.tail.read(block=False))
         await self.run()
 
+    async def run_for_a_late_caller(self, asked: Asked) -> None:
+        """Write, while its caller gives up during the scheduled failures of the connection."""
+        running = asyncio.ensure_future(self.run())
+        while self.flaky.failures:  # noqa: ASYNC110  # polls the connection
+            await asyncio.sleep(0)
+        asked.set_exception(Unavailable(what="too late"))
+        await running
+        with pytest.raises(Unavailable):
+            await asked
+
     async def submit(self, one: ActionSubmitted) -> Receipt | None:
         asked = self.ask(one)
         await self.run()
@@ -82,10 +92,10 @@ class Term:
         return receipt
 
     async def granted(self) -> list[str]:
-        """Actions of which the node was told, in order."""
-        told = await self.journal.messages(STREAM)
-        assert not any(isinstance(one, Revoked) for one in told)
-        return [one.action for one in told if isinstance(one, Granted)]
+        """Actions whose grants were sent, in order. Fails if one was revoked."""
+        sent = await self.journal.messages(STREAM)
+        assert not any(isinstance(one, Revoked) for one in sent)
+        return [one.action for one in sent if isinstance(one, Granted)]
 
     async def finish(self, action: str, attempt: int = 1) -> None:
         """Let the node report a verdict; handle it."""
@@ -432,8 +442,8 @@ async def test_a_cancellation_of_what_came_by_another_way_is_handled_after_it(te
     receipt = await asked
     assert receipt is not None
     assert receipt.code == "repeated"
-    told = [type(one) for one in await term.journal.messages(STREAM)]
-    assert told == [InventoryRequested, Granted, Revoked]
+    sent = [type(one) for one in await term.journal.messages(STREAM)]
+    assert sent == [InventoryRequested, Granted, Revoked]
 
 
 async def test_grants_to_a_node_leave_in_the_order_of_their_decisions(term: Term) -> None:
@@ -490,28 +500,16 @@ async def test_a_write_that_another_one_kept_from_leaving_was_not_tried(term: Te
     term.leader.local_actions.decide()
     term.interpreter.put(Forget("t1", "unmade", "why"), names=("t1",))
     term.flaky.failures = ["before"]  # the end of the trajectory is written first, in a call of its own
-    running = asyncio.ensure_future(term.run())
-    while term.flaky.failures:  # noqa: ASYNC110  # polls the connection
-        await asyncio.sleep(0)
-    asked.set_exception(Unavailable(what="too late"))
-    await running
-    with pytest.raises(Unavailable):
-        await asked
+    await term.run_for_a_late_caller(asked)
     assert (await term.record("a"), await term.granted(), term.free()) == ({}, [], 2)
 
 
 async def test_a_held_caller_that_tries_again_is_not_cancelled(term: Term) -> None:
-    """It was told that Valkey is away, and it sends the same id again."""
+    """Its error says that Valkey is away, and it sends the same id again."""
     asked = term.ask(msgspec.structs.replace(submitted("a"), held_by="me"))
     term.leader.local_actions.decide()
     term.flaky.failures = ["after"]
-    running = asyncio.ensure_future(term.run())
-    while term.flaky.failures:  # noqa: ASYNC110  # polls the connection
-        await asyncio.sleep(0)
-    asked.set_exception(Unavailable(what="too late"))
-    await running
-    with pytest.raises(Unavailable):
-        await asked
+    await term.run_for_a_late_caller(asked)
     assert [type(one) for one in await term.journal.messages(STREAM)] == [InventoryRequested, Granted]
 
 
@@ -568,8 +566,8 @@ async def test_a_caller_that_goes_during_the_write_has_its_action_executed_unles
         await asyncio.sleep(0)
     asked.cancel()
     await running
-    told = [type(one) for one in await term.journal.messages(STREAM)]
-    assert told == [InventoryRequested, Granted] + [Revoked] * held
+    sent = [type(one) for one in await term.journal.messages(STREAM)]
+    assert sent == [InventoryRequested, Granted] + [Revoked] * held
     if not held:
         await term.finish("a")
         assert len(term.answered) == 1

@@ -96,7 +96,7 @@ class Interpreter:
         self.deposed = True
 
     def wake(self) -> None:
-        """Let `LeaseCalls.decide` be called before the next flush: at once if none is under way."""
+        """Let `decide` of local calls be called before the next flush: at once if none is under way."""
         self._more.set()
 
     def put(self, write: Write, tenant: str = NO_FLOW, names: tuple[str, ...] = ()) -> None:
@@ -294,10 +294,10 @@ class Interpreter:
         _leave(batch, submitted)
 
     def _is_void(self, write: Write) -> bool:
-        found = isinstance(write, Granting) and (write.action, write.mark) in self.void
-        if found and isinstance(write, Granting):
-            self.void.discard((write.action, write.mark))
-        return found
+        if not isinstance(write, Granting) or (write.action, write.mark) not in self.void:
+            return False
+        self.void.discard((write.action, write.mark))
+        return True
 
     async def _release(self, releases: list[LeaseRelease]) -> None:
         assert self.lease_calls is not None

@@ -6,8 +6,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from treadle.client.asynchronous import CANCEL_S, AsyncTreadle
 from treadle.client.errors import LeaseLost
@@ -29,35 +28,28 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="treadle", daemon=True)
+        self._closing = False
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine to its end. Ctrl-C cancels it and leaves it `CANCEL_S` + 1 s to clean up."""
-        if not self._thread.is_alive() or threading.current_thread() is self._thread:
+        if self._closing or not self._thread.is_alive() or threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("this Treadle is closed, belongs to another process, or is called by its own callback")
-        ended = threading.Event()
-
-        async def tracked() -> R:
-            try:
-                return await coroutine
-            finally:
-                ended.set()
-
-        future: Future[R] | None = None
+        call = _Call(coroutine)
         try:
-            future = asyncio.run_coroutine_threadsafe(tracked(), self._loop)
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(call.run(), self._loop).result()
         except KeyboardInterrupt:
-            if future is not None:
-                future.cancel()
-                ended.wait(CANCEL_S + 1.0)
+            # The interrupt may come before `run_coroutine_threadsafe` returns a future, when the coroutine already runs
+            self._loop.call_soon_threadsafe(call.cancel)
+            call.ended.wait(CANCEL_S + 1.0)
             raise
 
-    def close(self) -> None:
-        """Stop the loop. Idempotent."""
+    def close(self, cleanup: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Cancel the calls of other threads, run `cleanup` after they have ended, and stop the loop. Idempotent."""
         if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._cancel_calls(), self._loop).result()
+            self._closing = True
+            asyncio.run_coroutine_threadsafe(self._end_calls(cleanup), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -67,12 +59,40 @@ class LoopThread:
         """The loop has ended."""
         return not self._thread.is_alive()
 
-    async def _cancel_calls(self) -> None:
-        """Cancel the calls of other threads: they would wait for ever."""
+    async def _end_calls(self, cleanup: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        """Cancel the calls of other threads, which would wait for ever, and clean up after them."""
         calls = asyncio.all_tasks() - {task for task in [asyncio.current_task()] if task is not None}
         for task in calls:
             task.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+        if cleanup is not None:
+            await cleanup()
+
+
+class _Call(Generic[R]):
+    """A coroutine in the loop of another thread, which can be cancelled whether or not it has begun."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, R]) -> None:
+        self.ended = threading.Event()
+        self._coroutine = coroutine
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self) -> R:
+        if self.ended.is_set():
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        try:
+            return await self._coroutine
+        finally:
+            self.ended.set()
+
+    def cancel(self) -> None:
+        """Cancel the coroutine, in its loop. One that has not begun never begins."""
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._coroutine.close()
+            self.ended.set()
 
 
 class _Twin:
@@ -253,9 +273,7 @@ class Treadle(_Twin):
 
     def close(self) -> None:
         """Close the connections and end the thread. Calls of other threads are cancelled."""
-        if not self._thread.closed:
-            self._thread.call(self._twin.close())
-            self._thread.close()
+        self._thread.close(self._twin.close)
 
     def __enter__(self) -> Self:
         return self

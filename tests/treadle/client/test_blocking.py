@@ -158,6 +158,58 @@ def test_an_interrupt_cancels_the_batch(client: Treadle, proxy: FakeProxy, inter
     assert proxy.cancelled.is_set()
 
 
+def test_an_interrupt_before_the_call_waits_cancels_the_batch(
+    client: Treadle, proxy: FakeProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop may run the call before the calling thread has its future: the machine was busy, or just unlucky."""
+    schedule = asyncio.run_coroutine_threadsafe
+
+    def interrupted(coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        schedule(coroutine, loop)
+        assert proxy.reading.wait(30)
+        raise KeyboardInterrupt
+
+    proxy.silent = True
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.grade("t", [treadle.RewardRequest(), treadle.RewardRequest()])
+    assert proxy.cancelled.is_set()
+
+
+def test_an_interrupt_before_the_call_is_scheduled_ends_it(client: Treadle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.batch("b")
+    assert client.batch("b").task == "t"
+
+
+def test_a_call_that_is_cancelled_by_closing_leaves_no_connection(client: Treadle, proxy: FakeProxy) -> None:
+    """`grade` cancels its batch when it is cancelled: the connections are closed after that, not before."""
+    proxy.silent = True
+    failed = list[BaseException]()
+
+    def grade() -> None:
+        try:
+            client.grade("t", [treadle.RewardRequest(), treadle.RewardRequest()])
+        except BaseException as error:  # noqa: BLE001  # whatever ends it
+            failed.append(error)
+
+    other = threading.Thread(target=grade)
+    other.start()
+    assert proxy.reading.wait(30)
+    client.close()
+    other.join(10)
+    assert len(failed) == 1
+    assert proxy.cancelled.is_set()
+    assert client._twin._transport._session is None
+
+
 def test_an_address_without_a_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match=r"write it as http://127\.0\.0\.1:8700"):
         AsyncTreadle("localhost:8700")

@@ -41,10 +41,13 @@ def services_of(
     unusable: dict[str, list[tuple[int, int]]] = {}
     restoring: dict[str, Seconds] = {}
     measured: dict[str, dict[int, list[_Measured]]] = {}
+    evictions: dict[str, dict[int, Seconds]] = {}
     for view in views:
         service, (first, size) = view.instance
         if restores := _restores(view):
             measured.setdefault(service, {}).setdefault(size, []).extend(restores)
+        if (evict_s := _evict_s(view.measured_s)) is not None:
+            evictions.setdefault(service, {})[size] = evict_s  # of all its instances with this degree
         if view.ready_s is not None:
             left_s = max(LEAST_RESTORE_S, view.ready_s - now)
             restoring[service] = min(left_s, restoring.get(service, left_s))
@@ -63,6 +66,7 @@ def services_of(
             unusable=[*unusable.get(name, []), *_elsewhere(entry, len(device_gb))],
             restoring_s=restoring.get(name, 0.0),
             restore_s={degree: _restore_s(took, 0.0) for degree, took in sorted(measured.get(name, {}).items())},
+            evict_s=evictions.get(name, {}),
         )
         for name, entry in sorted(entries.items())
     ]
@@ -120,6 +124,15 @@ def _restore_s(measured: Iterable[_Measured], acquire_s: Seconds) -> Seconds:
     """Return the time of the next restore: the longest from where an engine is now, else the longest of all."""
     longest = max(measured, default=None)
     return 0.0 if longest is None else round(acquire_s + longest[1], 3)
+
+
+def _evict_s(measured_s: Mapping[str, Seconds]) -> Seconds | None:
+    """Return the time of the next eviction: to the level whose eviction and restore cost least. None: not measured."""
+    evictions = {
+        name.removeprefix("evict "): took_s for name, took_s in measured_s.items() if name.startswith("evict ")
+    }
+    cost_s = {level: took_s + measured_s.get(f"restore {level}", 0.0) for level, took_s in evictions.items()}
+    return round(evictions[min(cost_s, key=lambda level: cost_s[level])], 3) if cost_s else None
 
 
 def page_of(

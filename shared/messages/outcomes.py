@@ -146,6 +146,8 @@ class ServiceHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """
     restore_s: dict[int, float] = {}
     """Degree -> measured seconds of a restore, from where its engines are. Older nodes end before it."""
+    evict_s: dict[int, float] = {}
+    """Degree -> measured seconds of an eviction, at the level that costs least. Older nodes end before it."""
 
 
 class ServicesChanged(Message, frozen=True, kw_only=True, tag="services-changed.v1"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from shared.api.images import familiar
@@ -121,6 +121,11 @@ def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
     return stimuli.InventoryReported(taken.node, taken.incarnation, held, environments)
 
 
+def _seconds(by_degree: Mapping[int, float]) -> dict[int, float]:
+    """Leave out what cannot be a time."""
+    return {degree: took_s for degree, took_s in by_degree.items() if 0.0 < took_s < math.inf}
+
+
 def to_services(changed: ServicesChanged) -> ServicesReported:
     """Convert a node's report of its model services."""
     services = {
@@ -130,7 +135,8 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
             one.awake_gb,
             frozenset(Chunk(*chunk) for chunk in one.resident),
             frozenset(Chunk(*chunk) for chunk in one.unusable),
-            restore_s={degree: took_s for degree, took_s in one.restore_s.items() if 0.0 < took_s < math.inf},
+            restore_s=_seconds(one.restore_s),
+            evict_s=_seconds(one.evict_s),
         )
         for one in changed.services
     }

@@ -1,7 +1,8 @@
 """Choice of an engine for elastic work of a model service: degree, node and chunk (ARL-Tangram §4.2, §5.3).
 
 Each degree of a service is an engine of its own, so a degree costs more than its duration: a restore, if no free chunk
-holds the service at that degree. Law: an action gets the place with the least increase of the sum of ACT,
+holds the service at that degree, and before it the evictions of what is in its way. Both are `restore` here. Law: an
+action gets the place with the least increase of the sum of ACT,
 
     restore + duration + price * GPUs * (restore / waiting + duration / slots)
 
@@ -121,7 +122,7 @@ class EngineChoice:
         share, cost_s = max(1, min(waiting, slots)), math.inf
         for units, last_s in zip(scaled.amounts, scaled.durations_s.tolist(), strict=True):
             if units < joined:
-                restore_s = resource.restore_s(units, action.use())
+                restore_s = resource.exchange_s(units, joined, action.use())
                 gpu_s = (drain_s * joined + restore_s * units) / waiting + last_s * units / share
                 cost_s = min(cost_s, drain_s + restore_s + last_s + each * gpu_s)
         return cost_s

@@ -49,7 +49,9 @@ class ServedModel:
     awake_gb_by: Mapping[int, float] = field(default_factory=dict)
     """Degree -> memory of each GPU that an engine of this degree needs."""
     restore_s: Mapping[int, float] = field(default_factory=dict)
-    """Degree -> seconds from a grant on a chunk that does not hold it until it executes; 0 for a degree without."""
+    """Degree -> seconds from the beginning of a restore until it executes; 0 for a degree without."""
+    evict_s: Mapping[int, float] = field(default_factory=dict)
+    """Degree -> seconds until an engine of this degree has left; 0 for a degree without."""
 
     def gb(self, degree: int) -> float:
         """Return the memory of each GPU that an engine of this degree needs."""

@@ -152,19 +152,19 @@ class Chunks:
         return best_free(free, self.models.chunks_of(service), one.unusable, one.gb(units) - ROUNDING_GB)
 
     def place(self, units: int, use: Use = NO_USE) -> Place | None:
-        """Return the place that a holder would get, with the seconds of its restore; None: nowhere now."""
+        """Return the place that a holder would get; None: nowhere now. O(engines on its GPUs) if it evicts."""
         choice = self.choose(units, use.service)
         if choice is None:
             return None
         one = self.models.served.get(use.service)
-        restore_s = self.restore_s(units, use) if choice.restores else 0.0
+        restore_s = self.models.swap_s(choice.chunk, use.service) if choice.restores else 0.0
         slots = 1 if one is None else one.concurrency
         return Place(not choice.joins, restore_s, (*choice[:5], -self.free), slots)
 
-    def restore_s(self, units: int, use: Use) -> float:
-        """Return the reported seconds of a restore at this degree; 0: unknown."""
+    def exchange_s(self, units: int, evicted: int, use: Use) -> float:
+        """Return the reported seconds of an eviction and a restore; 0: unknown."""
         one = self.models.served.get(use.service)
-        return 0.0 if one is None else one.restore_s.get(units, 0.0)
+        return 0.0 if one is None else one.evict_s.get(evicted, 0.0) + one.restore_s.get(units, 0.0)
 
     def engines(self, service: str) -> Iterator[tuple[int, int, Iterable[str]]]:
         """Yield (degree, concurrency, holders) of each busy engine of a service."""

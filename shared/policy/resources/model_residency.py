@@ -95,19 +95,16 @@ class ModelResidency:
         if not service:
             return Implied(chunk, service, None, (), used_s)
         here = self._held.get(service, {}).get(chunk)
-        left = (
-            []
-            if here is not None
-            else [(other, name, self._held[name][other]) for other, name in self._leaving(chunk, service)]
-        )
-        for other, name, _ in left:
+        leaving = [] if here is not None else self._leaving(chunk, service)
+        left = tuple((other, name, self._held[name][other]) for other, name in leaving)
+        for other, name in leaving:
             self._drop(other, name)
         if here is None:
-            since_s = now + self._restore_s(service, chunk)
+            since_s = now + self._swap_s(chunk, service, leaving)
         else:
             since_s = now if here.since_s == -math.inf else here.since_s
         self._hold(chunk, service, Held(since_s, now))
-        return Implied(chunk, service, here, tuple(left), used_s)
+        return Implied(chunk, service, here, left, used_s)
 
     def undo(self, effects: Implied) -> None:
         """Undo a grant that was never sent. Of several grants, the last first."""
@@ -127,6 +124,10 @@ class ModelResidency:
         """Yield the services that leave for a restore of this one, each with the beginning of its turn."""
         for other, name in self._in_the_way(chunk, service):
             yield name, self._held[name][other].since_s
+
+    def swap_s(self, chunk: Chunk, service: str) -> float:
+        """Seconds until a chunk that does not hold a service could execute it, as far as the node has reported them."""
+        return self._swap_s(chunk, service, self._leaving(chunk, service))
 
     def _in_the_way(self, chunk: Chunk, service: str) -> Iterator[tuple[Chunk, str]]:
         """Yield (chunk, service) of what has memory on a GPU that does not hold it and this service together."""
@@ -175,9 +176,14 @@ class ModelResidency:
             if gpu < len(self._free_gb):
                 self._free_gb[gpu] += gb
 
-    def _restore_s(self, service: str, chunk: Chunk) -> float:
+    def _swap_s(self, chunk: Chunk, service: str, leaving: Iterable[tuple[Chunk, str]]) -> float:
+        """Seconds of the slowest eviction and of the restore: a node evicts engines of one chunk at the same time."""
+        slowest_s = 0.0
+        for other, name in leaving:
+            if (left := self.served.get(name)) is not None and left.evict_s:
+                slowest_s = max(slowest_s, left.evict_s.get(other.size, 0.0))
         one = self.served.get(service)
-        return 0.0 if one is None else one.restore_s.get(chunk.size, 0.0)
+        return slowest_s if one is None else slowest_s + one.restore_s.get(chunk.size, 0.0)
 
     def _gb(self, service: str, chunk: Chunk) -> float:
         one = self.served.get(service)

@@ -71,7 +71,7 @@ class Place(NamedTuple):
     joins: bool
     """It shares units that others have already."""
     restore_s: float
-    """Seconds until its model service is resident there."""
+    """Seconds until its model service is resident there: evictions of others, and its restore."""
     rank: Rank
     slots: int = 1
     """Holders that can share the units."""
@@ -141,8 +141,8 @@ class Resource(Protocol):
     def place(self, units: int, use: Use = NO_USE) -> Place | None:
         """Return the place that a holder would get; None: it does not fit now. Asked of structured resources."""
 
-    def restore_s(self, units: int, use: Use) -> float:
-        """Return the seconds of a restore of the model service on this many units."""
+    def exchange_s(self, units: int, evicted: int, use: Use) -> float:
+        """Return the seconds until an engine of the model service on this many units has replaced one on `evicted`."""
 
     def engines(self, service: str) -> Iterable[tuple[int, int, Iterable[str]]]:
         """Return (units, most holders, holders) of each busy engine of a model service."""
@@ -250,7 +250,7 @@ class PlainUnits:
         rank = self.rank(units, use)
         return None if rank is None else Place(False, 0.0, rank)
 
-    def restore_s(self, _units: int, _use: Use) -> float:
+    def exchange_s(self, _units: int, _evicted: int, _use: Use) -> float:
         """Units need no restore."""
         return 0.0
 

@@ -42,6 +42,16 @@ def test_restores_are_reported_by_degree() -> None:
     assert [one.restore_s for one in report.services] == [{1: 2.0, 2: 9.0}, {}]
 
 
+def test_the_reported_eviction_is_to_the_level_that_costs_least() -> None:
+    sleepy = view(
+        0, "resident", evict_cold=1.0, restore_cold=60.0, evict_asleep1=10.0, restore_asleep1=2.0, evict_asleep2=0.5,
+        restore_asleep2=16.0,
+    )  # fmt: skip
+    stopped = replace(view(2, "cold", evict_cold=3.0, restore_cold=9.0), instance=InstanceId("a", Chunk(2, 2)))
+    report = services_of(NODE, ENTRIES, [sleepy, stopped, view(1, "resident", service="b")], [24.0] * 4)
+    assert [one.evict_s for one in report.services] == [{1: 10.0, 2: 3.0}, {}]
+
+
 def test_a_cold_start_is_an_acquisition_and_a_restore() -> None:
     views = [view(0, "cold", restore_cold=8.0, evict_cold=1.0), view(1, "evicted", "asleep1", restore_asleep1=2.0)]
     assert cold_start_s([]) == {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
+
+import pytest
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.service_stimuli import ServicesReported
@@ -21,12 +23,31 @@ SPEED = Elasticity("amdahl", serial=0.1)
 SINGLE_S = 4.0
 SLOW: Mapping[int, float] = {1: 2.0, 2: 1.0, 4: 0.5}
 FREE: Mapping[int, float] = {1: 0.0, 2: 0.0, 4: 0.0}
-WORST = 1.35
-"""Largest sum of ACT / least possible sum in the cases below (measured: see ADR 0078)."""
-OPTIMAL = 0.85
-"""Part of the cases in which the sum is the least possible."""
-
+COPIED: Mapping[int, float] = {1: 3.0, 2: 1.5, 4: 0.75}
+"""Evictions that copy weights to host memory, as vLLM's level 1 does."""
 Held = Mapping[Chunk, str]
+
+
+@dataclass(frozen=True)
+class Times:
+    restore_s: Mapping[int, float]
+    evict_s: Mapping[int, float]
+
+    def swap_s(self, held: Held, chunk: Chunk, service: str) -> float:
+        """Seconds until a chunk executes a service: what overlaps leaves at the same time, then it is restored."""
+        if held.get(chunk) == service:
+            return 0.0
+        evict_s = max((self.evict_s[one.size] for one in held if one.overlaps(chunk)), default=0.0)
+        return evict_s + self.restore_s[chunk.size]
+
+
+BOUNDS = (
+    (Times(FREE, FREE), 168, 1.0),
+    (Times(SLOW, FREE), 120, 1.35),
+    (Times(SLOW, COPIED), 122, 1.55),
+)
+"""Times, least number of the 168 cases with the least possible sum of ACT, and largest sum / least sum (measured:
+see ADR 0078)."""
 
 
 def degrees_of(gpus: int) -> tuple[int, ...]:
@@ -38,7 +59,7 @@ def after(held: Held, chunk: Chunk, service: str) -> dict[Chunk, str]:
     return {**{one: name for one, name in held.items() if not one.overlaps(chunk)}, chunk: service}
 
 
-def least_s(services: tuple[str, ...], gpus: int, restore_s: Mapping[int, float], held: Held) -> float:
+def least_s(services: tuple[str, ...], gpus: int, times: Times, held: Held) -> float:
     """Least sum of ACT over all orders, degrees and chunks; all calls arrive at 0."""
 
     def ways(left: tuple[str, ...], free_s: tuple[float, ...], held: Held) -> Iterator[float]:
@@ -49,7 +70,7 @@ def least_s(services: tuple[str, ...], gpus: int, restore_s: Mapping[int, float]
                 continue
             for size in degrees_of(gpus):
                 for chunk in (Chunk(first, size) for first in range(0, gpus, size)):
-                    cost_s = 0.0 if held.get(chunk) == service else restore_s[size]
+                    cost_s = times.swap_s(held, chunk, service)
                     end_s = max(free_s[gpu] for gpu in chunk.gpus) + cost_s + SPEED.duration(SINGLE_S, size)
                     ends_s = tuple(end_s if gpu in chunk.gpus else free_s[gpu] for gpu in range(gpus))
                     rest = ways((*left[:at], *left[at + 1 :]), ends_s, after(held, chunk, service))
@@ -58,7 +79,7 @@ def least_s(services: tuple[str, ...], gpus: int, restore_s: Mapping[int, float]
     return min(ways(services, (0.0,) * gpus, held))
 
 
-def chosen_s(services: tuple[str, ...], gpus: int, restore_s: Mapping[int, float], held: Held) -> float:
+def chosen_s(services: tuple[str, ...], gpus: int, times: Times, held: Held) -> float:
     """Sum of ACT of what the dispatcher grants."""
     dispatcher, degrees = Dispatcher(specs={"gpus": GPUS}), degrees_of(gpus)
     now, total_s, running, service_of = 0.0, 0.0, list[tuple[float, Grant]](), dict[str, str]()
@@ -67,14 +88,21 @@ def chosen_s(services: tuple[str, ...], gpus: int, restore_s: Mapping[int, float
         for one in commands:
             if isinstance(one, Grant):
                 chunk, service = Chunk(one.numbers[0], len(one.numbers)), service_of[one.action]
-                cost_s = 0.0 if held.get(chunk) == service else restore_s[chunk.size]
+                cost_s = times.swap_s(held, chunk, service)
                 running.append((now + cost_s + SPEED.duration(SINGLE_S, chunk.size), one))
                 held = after(held, chunk, service)
         return held
 
     dispatcher.handle(0.0, NodeJoined("a", "1", "cpu", {"gpus": gpus}, frozenset({"run"})))
     served = {
-        name: ServedModel(degrees, 1, 80.0, frozenset(one for one in held if held[one] == name), restore_s=restore_s)
+        name: ServedModel(
+            degrees,
+            1,
+            80.0,
+            frozenset(one for one in held if held[one] == name),
+            restore_s=times.restore_s,
+            evict_s=times.evict_s,
+        )
         for name in "AB"
     }
     dispatcher.handle(0.0, ServicesReported("a", "1", "gpus", served, (80.0,) * gpus), InventoryReported("a", "1", {}))
@@ -99,17 +127,21 @@ def elastic(service: str, degrees: tuple[int, ...]) -> Work:
     return replace(stage, amounts=degrees, elasticity=SPEED) if len(degrees) > 1 else stage
 
 
-def cases() -> Iterator[tuple[tuple[str, ...], int, Mapping[int, float], Held]]:
-    for gpus, restore_s, count in product((2, 4), (FREE, SLOW), (1, 2, 3)):
+def cases(times: Times) -> Iterator[tuple[tuple[str, ...], int, Times, Held]]:
+    for gpus, count in product((2, 4), (1, 2, 3)):
         free = [Chunk(first, size) for size in degrees_of(gpus) for first in range(0, gpus, size)]
         for services in product("AB", repeat=count):
             for held in ({}, *({chunk: "A"} for chunk in free)):
-                yield services, gpus, restore_s, held
+                yield services, gpus, times, held
 
 
-def test_the_sum_of_act_is_within_a_factor_of_the_least_in_all_small_cases() -> None:
-    ratios = [(chosen_s(*one) / least_s(*one), one) for one in cases()]
+@pytest.mark.parametrize(("times", "optimal", "most"), BOUNDS)
+def test_the_sum_of_act_is_within_a_factor_of_the_least_in_all_small_cases(
+    times: Times, optimal: int, most: float
+) -> None:
+    ratios = [(chosen_s(*one) / least_s(*one), one) for one in cases(times)]
     worst, case = max(ratios, key=lambda one: one[0])
+    assert len(ratios) == 168
     assert min(ratio for ratio, _ in ratios) > 1.0 - 1e-9, "no choice is better than brute force"
-    assert worst <= WORST, case
-    assert sum(ratio < 1.0 + 1e-9 for ratio, _ in ratios) >= OPTIMAL * len(ratios)
+    assert worst <= most + 1e-9, case
+    assert sum(ratio < 1.0 + 1e-9 for ratio, _ in ratios) >= optimal

@@ -34,7 +34,7 @@ from shared.policy.resources.chunks import GPUS
 from treadle.lab.replay.gpu.assumptions import Engines, GpuCluster
 from treadle.lab.replay.gpu.measures import GpuRun
 from treadle.lab.replay.gpu.rollout import Done
-from treadle.lab.replay.gpu.simulated_node import SimulatedGpuNode, swap_s
+from treadle.lab.replay.gpu.simulated_node import SimulatedGpuNode, restore_s
 from treadle.lab.replay.gpu.trace import GpuCall, ModelService
 from treadle.lab.replay.search.virtual_time import VirtualTime
 from treadle.lab.replay.tangram.simulated_mesh import SimulationError
@@ -101,10 +101,10 @@ class GpuMesh:
         }
         """Memory on each GPU by service and degree."""
         self._restore_s = {
-            name: {degree: swap_s(one, degree, engines) for degree in self._degrees[name]}
+            name: {degree: restore_s(one, degree, engines) + engines.canary_s for degree in self._degrees[name]}
             for name, one in services.items()
         }
-        """Seconds from a grant to the execution, by service and degree."""
+        """Seconds of a restore by service and degree."""
         self._calling: dict[str, _Calling] = {}
         self._serial = 0
         config = DispatchConfig(swap_wait_s=rules.swap_wait_s, elastic=ElasticRules(rule=rules.rule))
@@ -144,6 +144,7 @@ class GpuMesh:
                 resident=chunks,
                 awake_gb_by=self._gb[service],
                 restore_s=self._restore_s[service],
+                evict_s=dict.fromkeys(self._degrees[service], self._engines.evict_s),
             )
             for service, chunks in self._nodes[name].resident().items()
         }

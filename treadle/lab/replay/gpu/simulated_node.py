@@ -43,11 +43,6 @@ def restore_s(service: ModelService, degree: int, engines: Engines) -> float:
     return engines.restore_s or engines.wake_s + service.weights_gb / degree / engines.copy_gb_s
 
 
-def swap_s(service: ModelService, degree: int, engines: Engines) -> float:
-    """Seconds from the grant on a chunk that holds another service until the call is admitted."""
-    return engines.evict_s + restore_s(service, degree, engines) + engines.canary_s
-
-
 class SimulatedGpuNode:
     """Engines of one node."""
 

@@ -49,19 +49,21 @@ class DispatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class GpuSizes:
-    """Sizes of the measurements of GPUs: about a minute."""
+    """Sizes of the measurements of GPUs: about two minutes."""
 
-    choices: int = 4000
+    repeats: int = 7
+    """Runs of the same decisions."""
+    choices: int = 3000
     """Choices of a chunk on 40 GPUs."""
-    large_choices: int = 1000
+    large_choices: int = 500
     """The same on 1,280 GPUs."""
-    evictions: int = 4000
+    evictions: int = 1500
     """Decisions about evictions on one node."""
     traces: int = 10
     """Random traces of swaps, of each sort."""
-    swaps: int = 60
+    swaps: int = 120
     """Calls that each load an engine."""
-    swaps_s: float = 30.0
+    swaps_s: float = 60.0
     """Time after which no more of them begin."""
 
 
@@ -114,6 +116,6 @@ QUICK = Sizes(
         actions=30, environments=4, steps=12, trainers=2, turns=3, idle=8, idle_s=2.0, starts=60, container_starts=8
     ),
     dispatch=DispatchSizes(nodes=(10, 100, 1000), mixed_nodes=(10, 100), waiting=(1000, 10_000)),
-    gpu=GpuSizes(choices=500, large_choices=50, evictions=500, traces=2, swaps=3, swaps_s=10.0),
+    gpu=GpuSizes(repeats=3, choices=500, large_choices=50, evictions=500, traces=2, swaps=3, swaps_s=10.0),
 )
 """About 45 seconds: shows a slowdown by a factor of two, too short for a fine comparison."""

@@ -9,7 +9,7 @@ import pytest
 from shared.policy.dispatch.stimuli import RequestsSubmitted
 from treadle.lab.bench.chunk_choices import BUSY, GPUS_OF_A_NODE, ChunkLoad, EvictionLoad, decision_times
 from treadle.lab.bench.figures import BenchError
-from treadle.lab.bench.gpu import swap_figures
+from treadle.lab.bench.gpu import decision_figures, swap_figures
 from treadle.lab.bench.judge_engine import EngineClock
 from treadle.lab.bench.judged_calls import first_byte_figures, measured
 from treadle.lab.replay.gpu.swaps import SwapCounts
@@ -35,6 +35,21 @@ def test_services_fill_the_memory_of_each_node_and_most_choices_are_grants() -> 
 
 def test_the_same_seed_makes_as_many_decisions() -> None:
     assert len(decision_times(1, 20)) == 20
+
+
+def test_the_cost_of_a_decision_is_the_least_of_its_runs_and_has_the_bound() -> None:
+    runs = iter([[1e-4, 9e-4], [9e-4, 2e-4], [2e-4, 8e-4]])
+    figures = list(decision_figures("x", "decision", runs.__next__, 3, 0.15))
+    assert [(one.name, round(one.value, 9), one.met) for one in figures] == [
+        ("x.p50", 0.1, None), ("x.p99", 0.9, None), ("x.cost.p50", 0.1, None), ("x.cost.p99", 0.2, False),
+    ]  # fmt: skip
+    with pytest.raises(BenchError, match="different decisions"):
+        list(decision_figures("x", "decision", iter([[1.0], [1.0, 2.0]]).__next__, 2, 1.0))
+
+
+def test_the_decisions_of_two_runs_are_the_same() -> None:
+    one, other = (EvictionLoad(random.Random(1)) for _ in range(2))
+    assert [one.want()[1] for _ in range(50)] == [other.want()[1] for _ in range(50)]
 
 
 def test_most_engines_that_are_wanted_evict_others() -> None:

@@ -135,7 +135,7 @@ class QuotaTaken(TreadleError):
     slug, title, status = "quota-taken", "Quota taken", 429
     what: str
     retry_after_s: float | None = None
-    """Earliest time at which the amounts could be given, for a caller before which nobody waits."""
+    """Earliest time at which the amounts could be given to a caller behind all who wait."""
 
     def __str__(self) -> str:
         return self.what

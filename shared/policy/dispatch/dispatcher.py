@@ -173,7 +173,8 @@ class Dispatcher:
 
     def quota_outlook(self, amounts: Amounts, now: float) -> QuotaOutlook:
         """Return when these amounts can be taken. If concurrency lacks, O(holds that have to end first)."""
-        return QuotaOutlook.of(self.cluster.quotas, amounts, now)
+        ahead = self.cluster.queues.waiting_amounts.sums(amounts)
+        return QuotaOutlook.of(self.cluster.quotas, amounts, ahead, now)
 
     def limit_states(self, names: Iterable[str], now: float) -> list[LimitState]:
         """Return what is free of each limit of these quotas."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +27,8 @@ class WaitingForQuota:
     """Tenant -> number of actions, sum of their amounts."""
     amounts: Counter[float] = field(default_factory=Counter)
     """Amount -> number of actions."""
+    total: float = 0.0
+    """Sum of the amounts."""
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class WaitingAmounts:
                 count, total = waiting.tenants.get(action.request.tenant, (0, 0.0))
                 waiting.tenants[action.request.tenant] = (count + 1, total + amount)
                 waiting.amounts[amount] += 1
+                waiting.total += amount
 
     def remove(self, action: ActionState) -> None:
         """Uncount an action that has left its queue."""
@@ -56,10 +60,15 @@ class WaitingAmounts:
             if count > 1:
                 waiting.tenants[tenant] = (count - 1, total - amount)
             waiting.amounts[amount] -= 1
+            waiting.total -= amount
             if not waiting.amounts[amount]:
                 del waiting.amounts[amount]
             if not waiting.tenants:
                 del self.by_quota[name]
+
+    def sums(self, names: Iterable[str]) -> dict[str, float]:
+        """Return the amounts of these quotas that actions wait for."""
+        return {name: max(0.0, self.by_quota[name].total) for name in names if name in self.by_quota}
 
     def survey(self, quotas: Quotas, now: float) -> dict[str, QuotaBacklog]:
         """Return what waits for each quota, and for quotas that are held when they are free next.
@@ -90,5 +99,6 @@ class WaitingAmounts:
         for name, found in self.by_quota.items():
             total = sum(amounts.get(name, 0.0) for amounts in self.counted.values())
             assert math.isclose(sum(amount for _, amount in found.tenants.values()), total, abs_tol=1e-6), "amounts"
+            assert math.isclose(found.total, total, abs_tol=1e-6), "amounts together"
             count = sum(name in amounts for amounts in self.counted.values())
             assert sum(count for count, _ in found.tenants.values()) == found.amounts.total() == count > 0, "actions"

@@ -80,12 +80,15 @@ class QuotaOutlook(NamedTuple):
     never: str
     """Reason why they can never be under the present limits; empty: they can."""
     free_at_s: float
-    """Earliest time, for a caller before which nobody waits: exact for rates; for concurrency by predicted ends."""
+    """Earliest time, for a caller behind all who wait: exact for rates; for concurrency by predicted ends, as if nobody
+    waited.
+    """
 
     @classmethod
-    def of(cls, quotas: Quotas, amounts: Amounts, now: float) -> QuotaOutlook:
-        """Return the outlook for these amounts."""
-        return cls(why_never(quotas, amounts), quotas.free_at(amounts, now))
+    def of(cls, quotas: Quotas, amounts: Amounts, ahead: Amounts, now: float) -> QuotaOutlook:
+        """Return the outlook for these amounts. `ahead`: those that others wait for."""
+        free_s = max(quotas.free_at(amounts, now), quotas.refilled_behind(amounts, ahead, now))
+        return cls(why_never(quotas, amounts), free_s)
 
 
 def limit_states(quotas: Quotas, names: Iterable[str], now: float) -> list[LimitState]:

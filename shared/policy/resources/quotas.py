@@ -141,6 +141,17 @@ class Quotas:
                 at_s = max(at_s, self._rate_refilled_at(name, rate, amount, now))
         return at_s
 
+    def refilled_behind(self, amounts: Amounts, ahead: Amounts, now: float) -> float:
+        """Return when the rates of these quotas can give these amounts after others have taken those `ahead`. What is
+        never refilled is left out.
+        """
+        at_s = now
+        for name, rate in self.rates_of(amounts):
+            if rate.per_s and not exceeds(amounts[name], rate.most):
+                needed = self.missing(name, rate, now) + ahead.get(name, 0.0) + amounts[name]
+                at_s = max(at_s, now + (needed - rate.most) / rate.per_s)
+        return at_s
+
     def _rate_refilled_at(self, name: str, rate: Rate, amount: float, now: float) -> float:
         needed = self.missing(name, rate, now) + amount
         if not exceeds(needed, rate.most):
@@ -245,7 +256,8 @@ class Quotas:
         charged = {} if began else dict(used)
         for name, rate in self.rates_of(used):
             back = self.settling.correction(hold, name, rate, used[name], self.missing(name, rate, now), now)
-            charged[name] = max(charged.get(name, 0.0), min(used[name], hold.amounts[name] - min(back, 0.0)))
+            debit = min(-min(back, 0.0), 2 * rate.most)  # a wrong report must not end the tenant's turns for good
+            charged[name] = max(charged.get(name, 0.0), min(used[name], hold.amounts[name] + debit))
             if back:
                 self._add(name, rate, -back, now)
                 refunds.append(Refund(name, rate, back, now))

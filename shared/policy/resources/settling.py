@@ -2,7 +2,8 @@
 
 A refund follows the law of `level_history`. A debit is taken at the time of the end: then the level may exceed the
 limit, and nothing is granted until it has refilled. It exceeds it by at most one full bucket (`most_debit`), because a
-report comes from a caller, and a wrong one must not close a quota for good.
+report comes from a caller, and a wrong one must not close a quota for long. A rate without refill counts all that was
+used: what is spent is spent, also if the limit is raised later.
 """
 
 from __future__ import annotations
@@ -70,8 +71,10 @@ class Settling:
 
 
 def most_debit(rate: Rate, level: float) -> float:
-    """Return the most that can be taken beyond the amount of a grant: up to two full buckets are missing then."""
-    return max(0.0, 2 * rate.most - level)
+    """Return the most that can be taken beyond the amount of a grant: up to two full buckets are missing then, and any
+    amount of a rate without refill.
+    """
+    return max(0.0, 2 * rate.most - level) if rate.per_s else math.inf
 
 
 def believable(used: Amounts, taken: Amounts) -> dict[str, float]:

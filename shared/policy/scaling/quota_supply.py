@@ -20,11 +20,13 @@ ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True)
 class ObservedQuota:
-    """Limits of a quota, and the levels of its rates."""
+    """Limits of a quota, the levels of its rates, and whether its provider gives anything."""
 
     limits: QuotaLimits
     levels: tuple[Level, ...] = ()
     """Level of each rate, in the order of the limits; a rate without one is full."""
+    closed: str = ""
+    """Reason why its provider gives nothing, as without credit; empty: it gives what the limits allow."""
 
 
 class SupplyLimit(NamedTuple):
@@ -54,10 +56,13 @@ PERIODS: Final = {1.0: "s", 60.0: "m", 3600.0: "h", 86400.0: "d"}
 
 def supply_at(now: float, observed: Mapping[str, ObservedQuota | None]) -> Supply:
     """Return the supply on a clock that begins now. O(limits)."""
-    return {name: (NOT_SET,) if one is None else _limits(now, one.limits, one.levels) for name, one in observed.items()}
+    return {name: (NOT_SET,) if one is None else _limits(now, one) for name, one in observed.items()}
 
 
-def _limits(now: float, limits: QuotaLimits, levels: Sequence[Level]) -> tuple[SupplyLimit, ...]:
+def _limits(now: float, one: ObservedQuota) -> tuple[SupplyLimit, ...]:
+    if one.closed:
+        return (SupplyLimit(NOT_SET.most, text=one.closed),)
+    limits, levels = one.limits, one.levels
     held = [SupplyLimit(most, text=f"{most:,g} at once") for most in limits.concurrency]
     known = [*levels, *[Level()] * len(limits.rates)]
     rates = [

@@ -11,17 +11,20 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
+from services.scaling_planner.quotas import READ_S
 from services.scaling_planner.terms import GROUP
-from shared.bus import functions
+from shared.bus import functions, keys
 from shared.bus.connection import command, connect
 from shared.bus.nodes import publish_hello
 from shared.bus.quotas import set_quota
 from shared.messages.batches import (
     BATCHES,
+    BatchOpened,
     FirstArrival,
 )
 from shared.messages.nodes import NODES, Hello
 from shared.messages.targets import TargetSet
+from shared.policy.model.brakes import Brake
 from shared.policy.model.quotas import QuotaLimits
 from shared.store import database
 from shared.store.answers import Answers
@@ -61,6 +64,31 @@ async def test_a_pool_is_not_scaled_up_for_work_that_a_quota_holds_back(
         last = (await mesh.published())[-1]
     assert isinstance(last, TargetSet)
     assert last.reason.endswith("the quota 'search' (1 at once) limits stage run")
+
+
+async def test_a_pool_is_not_scaled_up_for_a_provider_without_credit(
+    mesh: Mesh, redis_url: str, database_url: str
+) -> None:
+    await set_quota(mesh.redis, "search", QuotaLimits((1.0,)))
+    exhausted = msgspec.json.encode(Brake(mode="exhausted", reason="HTTP 402"))
+    await command(mesh.redis, "HSET", keys.QUOTA_BRAKES, "search", exhausted)
+    stages = [msgspec.structs.replace(stage, quotas={"search": 1.0}) for stage in STAGES]
+    async with running(planner(redis_url, database_url)):
+        await soon(lambda: are(mesh, [0]))
+        await publish_open(mesh, msgspec.structs.replace(a_batch("b1"), stages=stages))
+        await soon(lambda: are(mesh, [0, 0]))
+        last = (await mesh.published())[-1]
+        assert isinstance(last, TargetSet)
+        assert last.reason.endswith("the quota 'search' (exhausted: HTTP 402) limits stage run")
+        await command(mesh.redis, "DEL", keys.QUOTA_BRAKES)
+        await asyncio.sleep(READ_S)
+        await publish_open(mesh, msgspec.structs.replace(a_batch("b2"), stages=stages))
+        await soon(lambda: last_is(mesh, 4))  # one request at once in each stage of each batch
+
+
+async def publish_open(mesh: Mesh, batch: BatchOpened) -> None:
+    await command(mesh.redis, "HSET", f"batch:{batch.batch}", "state", "open", "submitted", 0, "answered", 0)
+    await mesh.publish(batch)
 
 
 async def test_a_batch_is_kept_learned_from_and_the_next_one_gets_what_it_needs(
@@ -172,7 +200,7 @@ async def test_an_open_batch_learns_from_one_of_its_task_that_ends(
         await mesh.open("b2")
         await soon(lambda: last_is(mesh, 6))  # three requests of each
         await mesh.end("b1")
-        await soon(lambda: last_is(mesh, 2))
+        await soon(lambda: last_is(mesh, 4))  # one request at once in each stage of each batch
 
 
 async def test_a_batch_that_valkey_has_lost_holds_no_units(mesh: Mesh, redis_url: str, database_url: str) -> None:

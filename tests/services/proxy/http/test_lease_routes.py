@@ -107,6 +107,21 @@ async def test_a_refusal_has_the_time_at_which_a_rate_is_refilled(http: aiohttp.
     assert headers["RateLimit"].startswith('"search/40s";r=0;t=')
 
 
+async def test_a_retry_comes_after_those_who_wait(http: aiohttp.ClientSession) -> None:
+    await limit(http, {"rates": [{"limit": 1, "period_s": 40, "burst": 1}]})
+    assert (await acquire(http))[0] == 200
+    waiting = [asyncio.ensure_future(acquire(http, wait_s=600)) for _ in range(3)]
+    async with asyncio.timeout(20):
+        while (await ask(http, "GET", "/v1/quotas/search"))[1]["waiting_actions"] < 3:  # noqa: ASYNC110  # polls the mesh
+            await asyncio.sleep(0.05)
+    status, problem = await acquire(http, wait_s=20)
+    assert status == 429
+    assert 150 < problem["retry_after_s"] <= 160, "the fourth refill, not the first"
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_a_refusal_of_a_learned_amount_has_the_time_at_which_it_is_refilled(http: aiohttp.ClientSession) -> None:
     await limit(http, {"rates": [{"limit": 1000, "period_s": 60}]}, "tokens")
     _, lease = await acquire(http, quotas={"tokens": "learned"})

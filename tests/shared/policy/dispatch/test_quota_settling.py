@@ -105,12 +105,27 @@ def test_no_reports_take_more_than_two_full_buckets(reports: list[tuple[float, f
         assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], now) == pytest.approx(level)
 
 
-def test_an_operator_opens_a_quota_of_money_after_a_wrong_report_by_a_higher_limit() -> None:
-    dispatcher = with_tokens(QuotaLimits((), (Rate(50.0, None),)))
+def test_money_that_was_spent_beyond_the_limit_counts_against_a_higher_one() -> None:
+    dispatcher = with_tokens(budget(50.0))
+    (first,) = submit(dispatcher, asking("first", 1.0, 1))
+    end(dispatcher, first, {"tokens": 200.0}, 0.0)
+    assert not submit(dispatcher, asking("second", 50.0, 2))
+    assert not grants(dispatcher.handle(1.0, QuotaSet("tokens", budget(150.0))))
+    assert not grants(dispatcher.handle(2.0, QuotaSet("tokens", budget(249.0))))
+    assert grants(dispatcher.handle(3.0, QuotaSet("tokens", budget(250.0)))) == ["second"]
+
+
+def test_an_operator_opens_a_quota_of_money_after_a_wrong_report_by_a_limit_beyond_it() -> None:
+    dispatcher = with_tokens(budget(50.0))
     (first,) = submit(dispatcher, asking("first", 1.0, 1))
     end(dispatcher, first, {"tokens": 1e9}, 0.0)
     assert not submit(dispatcher, asking("second", 50.0, 2))
-    assert grants(dispatcher.handle(1.0, QuotaSet("tokens", QuotaLimits((), (Rate(150.0, None),))))) == ["second"]
+    taken = dispatcher.cluster.quotas.missing("tokens", budget(50.0).rates[0], 1.0)
+    assert grants(dispatcher.handle(1.0, QuotaSet("tokens", budget(taken + 50.0)))) == ["second"]
+
+
+def budget(limit: float) -> QuotaLimits:
+    return QuotaLimits((), (Rate(limit, None),))
 
 
 def test_a_retry_pays_again_and_each_attempt_is_settled_by_its_own_use() -> None:
@@ -186,7 +201,7 @@ def test_a_report_about_slots_changes_no_turn(used: float) -> None:
     assert virtual_times(QuotaLimits((10.0,)), used) == {"ada": 1.0, "bob": 1.0}
 
 
-@pytest.mark.parametrize(("used", "charged"), [(0.0, 0.0), (0.25, 0.25), (1.0, 1.0), (5.0, 5.0), (1e9, 1.0 + 198.0)])
+@pytest.mark.parametrize(("used", "charged"), [(0.0, 0.0), (0.25, 0.25), (1.0, 1.0), (5.0, 5.0), (1e9, 1.0 + 200.0)])
 @pytest.mark.parametrize("concurrency", [(), (10.0,)])
 def test_a_tenant_is_charged_for_what_a_report_takes(
     used: float, charged: float, concurrency: tuple[float, ...]

@@ -9,7 +9,14 @@ import pytest
 
 from shared.policy.model.quotas import Level, QuotaLimits, Rate
 from shared.policy.scaling.quota_supply import ObservedQuota
-from shared.policy.scaling.stimuli import BatchesObserved, Command, ExpectCompletion, QuotasObserved, TimerFired
+from shared.policy.scaling.stimuli import (
+    BatchesObserved,
+    Command,
+    ExpectCompletion,
+    PublishTarget,
+    QuotasObserved,
+    TimerFired,
+)
 from shared.policy.scaling.workload import BatchRecord, OpenedBatch, PastBatch, Stage
 from tests.shared.policy.scaling.planning import NOW, POOL, PlannerDriver, observed, opened, target
 
@@ -60,6 +67,16 @@ def test_without_the_quota_the_same_work_gets_all_its_units() -> None:
     decision = target(PlannerDriver(cores=64, strictness=1.0).open(judging("b7"), judged()))
     assert decision.units == 40
     assert "quota" not in decision.reason.summary
+
+
+def test_no_unit_is_added_for_work_whose_provider_is_out_of_credit() -> None:
+    ready = PlannerDriver(cores=64, strictness=1.0)
+    limits = QuotaLimits((), (Rate(4.0, 1.0, 1.0),))
+    tell(ready, {"search": ObservedQuota(limits, closed="exhausted: HTTP 402")})
+    commands = ready.open(judging("b7"), judged())
+    assert [one.units for one in commands if isinstance(one, PublishTarget) and one.units] == []
+    tell(ready, {"search": ObservedQuota(limits)})
+    assert target(ready.open(judging("b8"), judged())).units == 4, "after a top-up"
 
 
 def test_a_quota_that_limits_nothing_is_not_named() -> None:

@@ -1,4 +1,4 @@
-"""Leases of quotas: the cost of an acquire, the use of an upstream's true limit, and tenants' shares of it."""
+"""Leases of quotas: the cost of an acquire, the use of an upstream's limit, tenants' shares, and killed callers."""
 
 import asyncio
 import random
@@ -19,6 +19,7 @@ from treadle.lab.bench.actions import NOOP
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.closed_loop import Round, closed_loop, median_round, percentile
 from treadle.lab.bench.figures import BenchFigure, at_least, at_most, figure
+from treadle.lab.bench.killed_callers import killed_callers
 from treadle.lab.bench.light_http import LightHttp
 from treadle.lab.bench.mesh import BenchMesh, client
 
@@ -83,6 +84,7 @@ async def quota_leases(bench: Bench) -> list[BenchFigure]:
     async with client(bench.mesh) as http:
         try:
             figures = [*await _cost(bench), *await _use(bench), *await _shares(bench)]
+            figures += await killed_callers(bench, QUOTA)
         finally:
             await http.call_empty("DELETE", f"/v1/quotas/{QUOTA}")
     return figures + await _peers(bench)

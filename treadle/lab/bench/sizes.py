@@ -74,6 +74,8 @@ class Sizes:
     seconds: float = 4.0
     """Length of a round of load."""
     rounds: int = 3
+    kills: int = 8
+    """Client programs that are killed while they hold leases, one each second."""
     callers: int = 64
     """Callers of single actions, as the peers were measured with."""
     bulk: int = 20_000
@@ -102,6 +104,7 @@ class Sizes:
 QUICK = Sizes(
     seconds=1.5,
     rounds=1,
+    kills=2,
     bulk=5_000,
     beside=25_000,
     sleep_waves=2,

@@ -237,8 +237,19 @@ async def test_a_repeat_with_the_same_request_id_returns_the_same_lease(http: ai
 async def test_settled_amounts_are_reported_with_the_end(http: aiohttp.ClientSession, valkey: Redis) -> None:
     await limit(http, {"rates": [{"limit": 1000, "period_s": 86400}]}, "tokens")
     _, lease = await acquire(http, quotas={"tokens": 800})
+    assert await taken(http) == pytest.approx(800, abs=1)
     assert await release(http, lease, used={"tokens": 712}) == (200, "released")
     await until_none_is_held(valkey)
+    assert await taken(http) == pytest.approx(712, abs=1), "the surplus is given back"
+    _, lease = await acquire(http, quotas={"tokens": 100})
+    assert await release(http, lease, used={"tokens": 250}) == (200, "released")
+    await until_none_is_held(valkey)
+    assert await taken(http) == pytest.approx(962, abs=2), "what was used beyond the amount is taken"
+
+
+async def taken(http: aiohttp.ClientSession) -> float:
+    """What `GET /v1/quotas/tokens` shows as taken. A thousand a day refill 1 in 86 s."""
+    return float((await ask(http, "GET", "/v1/quotas/tokens"))[1]["rates"][0]["taken"])
 
 
 @pytest.mark.parametrize("verb", ["renew", "release"])

@@ -114,6 +114,10 @@ def test_examples_are_valid_and_every_json_body_has_one(document: Json) -> None:
             assert values or media == "multipart/form-data", where
             for value in values:
                 jsonschema_rs.validate({**document, **content["schema"]}, value)
+        for response in operation["responses"].values():
+            for content in response.get("content", {}).values():
+                if "example" in content:
+                    jsonschema_rs.validate({**document, **content["schema"]}, content["example"])
     for name, schema in document["components"]["schemas"].items():
         for value in schema.get("examples", ()):
             jsonschema_rs.validate({**document, "$ref": f"#/components/schemas/{name}"}, value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from services.proxy.http.openapi.examples import BODIES, VALUES
+from services.proxy.http.openapi.examples import BODIES, RESPONSES, VALUES
 from services.proxy.http.openapi.hot import hot_paths, hot_schemas
 from services.proxy.http.openapi.kinds import kind_schemas, write_costs
 from services.proxy.http.openapi.leases import lease_paths, lease_schemas
@@ -99,8 +99,11 @@ def _finish(operation: dict[str, Any]) -> None:
         if PROBLEM_JSON in contents:
             contents.pop("application/json", None)
             response["description"] = REASONS[int(status)]
+        example = RESPONSES.get(operation["operationId"], {}).get(int(status))
         for content in contents.values():
             content["schema"] = repair(content["schema"])
+            if example is not None:
+                content["example"] = example
     for content in operation.get("requestBody", {}).get("content", {}).values():
         content["schema"] = repair(content["schema"])
         if operation["operationId"] in BODIES:

@@ -1,4 +1,6 @@
-"""Examples in the OpenAPI document. `VALUES`: of named schemas; `BODIES`: of operations' bodies, by a name."""
+"""Examples in the OpenAPI document. `VALUES`: of named schemas; `BODIES`: of operations' bodies, by a name;
+`RESPONSES`: of their responses, by status.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,62 @@ _PROBLEM = {
 }
 _RETRIEVE = {"queries": ["What is a mesh?", "Who wrote RFC 6585?"], "topk": 3, "return_scores": True}
 
+_QUOTA = {
+    "name": "search",
+    "concurrency": 32,
+    "held": 31,
+    "actions": 31,
+    "rates": [
+        {"limit": 10, "period_s": 1, "burst": 10, "unit": "", "taken": 9.4, "free": 0.6, "full_at": 1764000000.94},
+        {
+            "limit": 1000,
+            "period_s": 86400,
+            "burst": 1000,
+            "unit": "",
+            "taken": 412.7,
+            "free": 587.3,
+            "full_at": 1764035657.3,
+        },
+    ],
+    "upstream": {"state": "slowed", "not_before": 1764000002.5, "most": 31, "reason": "HTTP 429, Retry-After 2"},
+    "weights": {"research": 2},
+    "waiting": {"research": {"actions": 12, "amount": 12}, "default": {"actions": 3, "amount": 3}},
+    "waiting_actions": 15,
+    "next_free_at": 1764000002.5,
+}
+_TAKEN = {
+    "type": "https://treadle.example/problems/quota-taken",
+    "title": "Quota taken",
+    "status": 429,
+    "detail": "1 of search could not be granted within 20 s: the rate 1000/d of quota 'search' is used up",
+    "retry_after_s": 86.4,
+}
+
 VALUES: Final[dict[str, list[Any]]] = {
     "Answer": [_ANSWER],
     "Problem": [_PROBLEM],
+    "QuotaLease": [{"lease": "01k3v4nq8zt6", "fence": 17, "expires_in_s": 20.0, "expires_at": 1764000020.0}],
+    "QuotaView": [_QUOTA],
     "ResultLine": [{"cursor": "1764000000000-0", **_ANSWER}],
 }
 
+RESPONSES: Final[dict[str, dict[int, Any]]] = {"acquire": {429: _TAKEN}}
+
 BODIES: Final[dict[str, dict[str, Any]]] = {
-    "put_task": {"unit tests": _TASK, "an answer": {"stages": [{"name": "match", "kind": "answer.match"}]}},
+    "put_task": {
+        "unit tests": _TASK,
+        "an answer": {"stages": [{"name": "match", "kind": "answer.match"}]},
+        "a search tool": {
+            "stages": [
+                {
+                    "name": "search",
+                    "kind": "search.retrieve",
+                    "params": {"url": "https://search.example.com/retrieve"},
+                    "quotas": {"search": 1},
+                }
+            ]
+        },
+    },
     "open_batch": {"a training step": {"size": 512, "key": "step-7"}},
     "report_progress": {"still generating": {"generating": 3, "lengths": [812, 1400, 96]}},
     "post_action": {
@@ -77,6 +127,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         },
         "tokens a minute": {"rates": [{"limit": 200000, "period_s": 60, "unit": "tokens"}]},
         "a budget": {"rates": [{"limit": 50, "unit": "usd"}]},
+        "two teams": {"concurrency": 16, "weights": {"research": 2, "product": 1}},
     },
     "put_service": {
         "a second service of an entry": {"entry": "judge-a", "concurrency": 8, "priority": 1},

@@ -17,6 +17,7 @@ from services.gpu_manager.delayed_report import DelayedReport
 from services.gpu_manager.devices import GIB, find_devices
 from services.gpu_manager.engine_factory import EngineFactory
 from services.gpu_manager.executor import GpuExecutor
+from services.gpu_manager.faulty_gpus import FaultyGpus
 from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kinds import GPUS, KERNELS
 from services.gpu_manager.metrics import observe
@@ -65,10 +66,6 @@ STOP_S = 25.0
 def _any_address(_: str) -> str:
     """RefuseHolder no address: those of engines come from the operator."""
     return ""
-
-
-def _always_held(_: int) -> tuple[str, str]:
-    return "", ""
 
 
 def _owned_gpus(
@@ -140,10 +137,18 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes, kernels)
             owned = _owned_gpus(settings, hooks, OwnershipRecords(folders.root), serving, executor, http)
 
+            def released() -> tuple[int, ...]:
+                return () if owned is None else owned.machine.unavailable
+
+            faulty = FaultyGpus(found.memory, serving, lambda gpu: gpu in released())
+
+            def state_of(gpu: int) -> tuple[str, str]:
+                state, why = ("", "") if owned is None else owned.state_of(gpu)
+                return state, faulty.reasons.get(gpu, why)
+
             def report() -> ServicesChanged:
-                released = () if owned is None else owned.machine.unavailable
                 view, now = machine.view(), clock.monotonic()
-                return services_of(node.identity, serving.declared, view, device_gb, released=released, now=now)
+                return services_of(node.identity, serving.declared, view, device_gb, faulty.reasons, released(), now)
 
             def acquire_s() -> Seconds:
                 return 0.0 if owned is None else owned.acquire_s
@@ -168,7 +173,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                         declared_views(machine),
                         found.devices,
                         clock,
-                        _always_held if owned is None else owned.state_of,
+                        state_of,
                         serving.addresses() if settings.publish_addresses else {},
                     )
                 ),
@@ -180,8 +185,9 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                 pages.changed()
 
             serving.changed = DelayedReport(changed).changed
+            faulty.changed = changed
             if owned is not None:
-                owned.changed = changed
+                owned.changed, owned.faulty = changed, lambda: faulty.reasons
                 owned.begin()
             await with_retries(declared.refresh, what="reading declared services", limit_s=START_S)
             background.start(folders.renewing(), name="lease of engines")
@@ -191,13 +197,14 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             prewarming = Prewarming(
                 serving,
                 f"{GPUS}@{settings.node_class}",
-                lambda: set(range(executor.gpus)) - set(() if owned is None else owned.machine.unavailable),
+                lambda: set(range(executor.gpus)) - {*released(), *faulty.reasons},
                 lambda: executor.resources[GPUS].owned,
                 PREWARM_PART * settings.max_wait_s,
                 clock,
             )
             background.start(prewarming.follow(Tail(residencies, {RESIDENCIES: "0"})), name="wishes for residency")
             background.start(prewarming.run(), name="prewarming")
+            background.start(faulty.run(), name="faults of GPUs")
             if owned is not None:
                 background.start(owned.run(lambda: agent.met_leader), name="ownership of GPUs")
             try:

@@ -26,6 +26,8 @@ from shared.runtime.validation import UNREADABLE, explain
 SETTING: Final = "GPU_MANAGER_DEVICES"
 GIB: Final = 1 << 30
 MOST_DEVICES: Final = 64
+_FATAL: Final = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
+"""Errors of NVML after which a GPU executes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,10 @@ class DeviceMemory(Protocol):
 
     def bytes_of(self, numbers: Iterable[int], processes: Iterable[int]) -> int | None:
         """Return the bytes that these processes use on these devices together; None if they cannot be measured."""
+        ...
+
+    def fault(self, number: int) -> str:
+        """Return why a device cannot be used; empty: no fault is known."""
         ...
 
     def assign(self, process: int, numbers: Iterable[int]) -> None:
@@ -188,6 +194,18 @@ class NvmlMemory:
             return total if total or not wanted else None
         return None
 
+    def fault(self, number: int) -> str:
+        """Return NVML's reason why a GPU cannot be used: it is lost, it needs a reset, or its memory is broken."""
+        try:
+            self._nvml.nvmlDeviceGetMemoryInfo(self._handles[number])
+        except Exception as error:  # noqa: BLE001  # NVML's own class, which is found at run time
+            fatal = {getattr(self._nvml, name, None) for name in _FATAL} - {None}
+            return f"NVML: {error}" if getattr(error, "value", None) in fatal else ""
+        with suppress(Exception):  # GPUs before Ampere do not remap rows
+            if self._nvml.nvmlDeviceGetRemappedRows(self._handles[number])[3]:
+                return "NVML: rows of its memory could not be remapped"
+        return ""
+
     def assign(self, process: int, numbers: Iterable[int]) -> None:
         """Do nothing: NVML knows the processes of a GPU."""
 
@@ -237,6 +255,11 @@ class DescribedMemory:
         """Return the RSS of processes: described devices have no memory of their own."""
         del numbers
         return sum(map(_rss, set(processes)))
+
+    def fault(self, number: int) -> str:
+        """Return nothing: a described device has no faults."""
+        del number
+        return ""
 
     def assign(self, process: int, numbers: Iterable[int]) -> None:
         """Assign a process.

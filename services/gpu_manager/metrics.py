@@ -31,6 +31,7 @@ PREWARMS = Counter(
     "treadle_gpu_manager_prewarms", "Restores of model services before the first request of a batch.", ["outcome"]
 )
 GPUS_BY_OWNERSHIP = Gauge("treadle_gpu_manager_gpus", "GPUs by ownership, if hooks are set.", ["ownership"])
+FAULTY_GPUS = Gauge("treadle_gpu_manager_faulty_gpus", "GPUs that NVML reports as lost or broken.")
 HOOK_SECONDS = Histogram(
     "treadle_gpu_manager_hook_seconds",
     "Duration of one call of a hook of the operator: release, acquire.",

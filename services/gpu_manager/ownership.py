@@ -9,7 +9,7 @@ Laws (tests/services/gpu_manager/test_ownership.py, tests/e2e/test_released_gpus
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
@@ -88,6 +88,8 @@ class OwnedGpus:
     clock: Clock
     changed: Callable[[], None] = lambda: None
     """Called when the ownership of a GPU has changed."""
+    faulty: Callable[[], Container[int]] = tuple
+    """GPUs that stay fenced although they are held."""
     acquire_s: Seconds = 0.0
     """Duration of the last `on_acquire` that has succeeded: a part of a cold start."""
     _calling: asyncio.Task[None] | None = None
@@ -149,8 +151,10 @@ class OwnedGpus:
             self._observe()
 
     def _mark(self, gpus: tuple[int, ...], *, good: bool) -> None:
+        faulty = self.faulty()
         for gpu in gpus:
-            self.serving.handle(model.DeviceMarked(gpu, good, "" if good else _FENCED))
+            if not good or gpu not in faulty:
+                self.serving.handle(model.DeviceMarked(gpu, good, "" if good else _FENCED))
 
     def _begin(self, event: HookEvent, gpus: tuple[int, ...]) -> None:
         assert self._calling is None or self._calling.done(), "one hook call is under way at a time"

@@ -104,7 +104,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ownership: str = ""
     """`shared.policy.serving.ownership.Ownership`. Empty: no hooks are set, so it is always held."""
     why: str = ""
-    """Reason for an ownership that is not `held`."""
+    """Reason for an ownership that is not `held`, or the fault of a GPU."""
 
 
 class ServingPage(msgspec.Struct, frozen=True, kw_only=True):

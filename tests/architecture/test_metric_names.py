@@ -72,6 +72,7 @@ METRICS = {
     "gpu_manager": {
         "treadle_gpu_manager_attempts_total",
         "treadle_gpu_manager_evictions_total",
+        "treadle_gpu_manager_faulty_gpus",
         "treadle_gpu_manager_gpus",
         "treadle_gpu_manager_hook_seconds",
         "treadle_gpu_manager_liveness_checks_total",

@@ -51,6 +51,14 @@ def test_a_wrong_description_says_what_to_write(text: str, message: str) -> None
 # ---- NVML ------------------------------------------------------------------------------------------------------------
 
 
+class _NvmlError(Exception):
+    """Error of NVML's binding."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(f"error {value}")
+        self.value = value
+
+
 class _Nvml(types.ModuleType):
     """Module that answers as NVML's binding does."""
 
@@ -60,6 +68,11 @@ class _Nvml(types.ModuleType):
         self.open = 0
         self.used: int | None = 3 * GIB
         self.processes: list[tuple[int, int | None]] = []
+        self.NVML_ERROR_GPU_IS_LOST, self.NVML_ERROR_RESET_REQUIRED = 15, 16
+        self.fails: dict[int, int] = {}
+        """GPU -> code of NVML's error."""
+        self.remapped: dict[int, bool] = {}
+        """GPU -> whether rows of its memory could not be remapped."""
 
     def nvmlInit(self) -> None:  # noqa: N802
         if self.error:
@@ -83,7 +96,14 @@ class _Nvml(types.ModuleType):
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
         if self.used is None:
             raise RuntimeError("GPU is lost")
+        if handle in self.fails:
+            raise _NvmlError(self.fails[handle])
         return types.SimpleNamespace(total=int(self.total_gb[handle] * GIB), used=self.used + handle)
+
+    def nvmlDeviceGetRemappedRows(self, handle: int) -> list[int]:  # noqa: N802
+        if handle not in self.remapped:
+            raise _NvmlError(3)  # not supported
+        return [1, 0, 0, int(self.remapped[handle])]
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
         return [types.SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes]
@@ -114,6 +134,18 @@ def test_real_devices_come_before_described_ones(install: Install) -> None:
     assert found.memory.used_bytes(7) is None
     found.memory.close()
     assert nvml.open == 0
+
+
+def test_a_gpu_is_faulty_by_nvmls_own_word_only(install: Install) -> None:
+    nvml = install(_Nvml(*[80] * 6))
+    memory = find_devices(nvml="written_nvml").memory
+    nvml.fails = {1: 15, 2: 16, 3: 999}
+    nvml.remapped = {4: True, 5: False}
+    lost, broken = "NVML: error 15", "NVML: rows of its memory could not be remapped"
+    assert [memory.fault(number) for number in range(6)] == ["", lost, "NVML: error 16", "", broken, ""]
+    nvml.fails = {}
+    assert memory.fault(1) == "", "it answers again"
+    assert DescribedMemory((GpuDevice(0, 24.0, "described", False),)).fault(0) == ""
 
 
 def test_the_memory_of_processes_on_real_devices(install: Install) -> None:

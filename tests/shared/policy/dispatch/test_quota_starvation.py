@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shared.policy.dispatch.quota_stimuli import QuotaSet
-from shared.policy.dispatch.stimuli import AttemptsEnded, NodeSeen, RequestsSubmitted, TickPassed
+from shared.policy.dispatch.stimuli import AttemptsEnded, NodeSeen, RequestsSubmitted, Stimulus, TickPassed
 from shared.policy.model.formulation import Grant
 from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.model.reports import Ended
@@ -47,7 +47,7 @@ def test_an_old_action_with_large_amounts_is_not_starved(
     submitted_s = STEP_S  # older work of the first step goes first, and newer work does not
     for step in range(100):
         now = step * STEP_S
-        stimuli = [NodeSeen("n", "1"), TickPassed()]
+        stimuli: list[Stimulus] = [NodeSeen("n", "1"), TickPassed()]
         ended = [grant for ends_s, grant in running if ends_s <= now]
         running = [one for one in running if one[0] > now]
         ends = tuple(

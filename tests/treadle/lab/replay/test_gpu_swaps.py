@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from random import Random
 
 import numpy as np
 import pytest
 
+from shared.policy.dispatch.config import DispatchConfig
 from treadle.lab.replay.gpu.swaps import SEEDS, TRACES, belady_swaps, count_swaps, lru_swaps, random_trace
 
 
@@ -20,6 +22,15 @@ def test_in_order_as_lru_at_most_and_with_reordering_as_belady_at_most(seed: int
     assert found.in_order <= found.lru, found
     assert found.reordered <= found.belady, found
     assert found.reordered_p99_s <= found.services * (TRACES.turn_s + TRACES.restore_s), found
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_with_the_turn_of_the_mesh_as_belady_at_most(seed: int, slots: int) -> None:
+    traces = replace(TRACES, turn_s=DispatchConfig().swap_wait_s)
+    assert traces.turn_s < TRACES.turn_s
+    found = count_swaps(np.random.default_rng(seed), seed, slots, traces)
+    assert found.reordered <= found.belady, found
 
 
 def test_belady_is_the_optimum_and_lru_is_not_below_it() -> None:

@@ -26,3 +26,14 @@ def test_each_degree_and_level_has_its_own_mean_and_a_removed_service_has_none()
     assert (times.restore_s(on("a"), "cold"), times.restore_s(on("a", 0, 2), "cold")) == (40.0, 25.0)
     times.forget("a")
     assert times.measured(on("a")) == times.measured(on("a", 0, 2)) == {}
+
+
+def test_a_chunk_has_times_of_its_own_and_others_those_of_the_degree() -> None:
+    """GPUs of one node may have links of different speeds to the host."""
+    times = StepTimes(ServingConfig(ewma_weight=0.5))
+    times.record(on("a", 0), "restore", "asleep1", 2.0)
+    times.record(on("a", 1), "restore", "asleep1", 6.0)
+    assert [times.restore_s(on("a", gpu), "asleep1") for gpu in (0, 1, 2)] == [2.0, 6.0, 4.0]
+    assert [times.measured(on("a", gpu)) for gpu in (0, 2)] == [{"restore asleep1": 2.0}, {"restore asleep1": 4.0}]
+    times.forget("a")
+    assert times.measured(on("a", 0)) == {}

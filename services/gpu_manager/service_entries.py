@@ -16,6 +16,7 @@ from shared.runtime.settings import WrongSetting
 SETTING: Final = "GPU_MANAGER_SERVICES"
 MOST_BYTES: Final = 4 << 20
 """Largest file of entries."""
+CORRECTION: Final = "name a JSON file of services that this account can read, or no file"
 
 
 class WrongEntries(WrongSetting):
@@ -23,7 +24,7 @@ class WrongEntries(WrongSetting):
 
 
 def load_entries(path: Path | None) -> dict[str, ServiceEntry]:
-    """Return the entries of the operator's file; none without a file.
+    """Return the entries of the operator's file; none without a file, and of the null device.
 
     Raises:
         WrongEntries: the file cannot be read, or an entry cannot be used.
@@ -32,18 +33,29 @@ def load_entries(path: Path | None) -> dict[str, ServiceEntry]:
         return {}
     where = f"{SETTING}: {path}"
     try:
+        if _is_null_device(path):
+            return {}
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise WrongEntries(f"{where} is no file")
+                raise WrongEntries(f"{where} is no file; {CORRECTION}")
             if mode & stat.S_IWOTH:
                 raise WrongEntries(f"{where} has commands, and every account may change it: run `chmod o-w {path}`")
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise WrongEntries(f"{where} cannot be read ({error.strerror})") from None
+        raise WrongEntries(f"{where} cannot be read ({error.strerror}); {CORRECTION}") from None
     if len(content) > MOST_BYTES:
         raise WrongEntries(f"{where} is larger than {MOST_BYTES} bytes")
     try:
         return read_entries(content)
     except ValueError as error:
         raise WrongEntries(f"{where}: {error}") from None
+
+
+def _is_null_device(path: Path) -> bool:
+    """Return whether it is /dev/null, also under another name: Compose mounts it where the operator has no file.
+
+    It is not opened, because a mount may forbid devices.
+    """
+    found = path.stat()
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == Path(os.devnull).stat().st_rdev

@@ -19,6 +19,13 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert load_entries(None) == {}
 
 
+def test_the_null_device_declares_no_service(tmp_path: Path) -> None:
+    """docker-compose.yml mounts it under another name where the operator has no file."""
+    link = tmp_path / "services.json"
+    link.symlink_to("/dev/null")
+    assert load_entries(link) == load_entries(Path("/dev/null")) == {}
+
+
 def test_a_file_that_everybody_may_change_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "services.json"
     path.write_bytes(b"{}")
@@ -31,10 +38,10 @@ def test_errors_of_a_file_name_it(tmp_path: Path) -> None:
     path = tmp_path / "services.json"
     with pytest.raises(WrongEntries, match=r"GPU_MANAGER_SERVICES: .*services\.json cannot be read \(No such file"):
         load_entries(path)
-    with pytest.raises(WrongEntries, match="cannot be read"):
+    with pytest.raises(WrongEntries, match=r"cannot be read .*; name a JSON file of services that this account can"):
         load_entries(tmp_path)
-    with pytest.raises(WrongEntries, match="is no file"):
-        load_entries(Path("/dev/null"))
+    with pytest.raises(WrongEntries, match="/dev/zero is no file; name a JSON file of services"):
+        load_entries(Path("/dev/zero"))
     path.write_bytes(msgspec.json.encode({"judge-a": entry(concurrency=0)}))
     with pytest.raises(WrongEntries, match=r"services\.json: entry 'judge-a': concurrency: must be at least 1"):
         load_entries(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.containers.composed import CHECKOUT, Composed, Json, composed
+from tests.e2e.containers.composed import CHECKOUT, READY_S, Composed, Json, composed
 from tests.e2e.readme import PORT, Shell, block, readme_port
 from tests.e2e.samples import WORKFLOW, check_answers, mixed
 from tests.e2e.trainer import trainer_at
@@ -75,7 +76,8 @@ async def test_the_containers_grade_a_batch(mesh: Composed) -> None:
 
 
 def test_the_node_in_a_container_has_a_sandbox(mesh: Composed) -> None:
-    kinds = {node["name"]: node["kinds"] for node in mesh.call("GET", "/v1/nodes")["nodes"]}
+    nodes = mesh.call("GET", "/v1/nodes")["nodes"]
+    kinds = {node["name"]: node["kinds"] for node in nodes if node["state"] == "ready"}
     assert kinds.keys() == {"node-1", "calls-1"}
     assert "code.asserts" in kinds["node-1"]
     assert kinds["calls-1"] == ["http", "search.retrieve"]
@@ -89,6 +91,52 @@ def test_the_quota_manager_alone_has_the_secrets(mesh: Composed) -> None:
     for service in ("proxy", "cpu_manager", "scaling_planner"):
         files = mesh.run("docker", "exec", mesh.container(service), "ls", "/run")
         assert "quota-secrets.json" not in files
+
+
+def test_the_profile_gpu_needs_a_description_and_no_file(mesh: Composed) -> None:
+    with mesh.gpu_manager(GPU_MANAGER_DEVICES='[{"memory_gb": 24}]') as container:
+        deadline = time.monotonic() + READY_S
+        while not (shown := mesh.call("GET", "/v1/services"))["gpus"]:
+            assert time.monotonic() < deadline, "the proxy shows no GPU"
+            time.sleep(0.2)
+        (gpu,) = shown["gpus"]
+        assert (gpu["node"], gpu["number"], gpu["name"], gpu["memory_gb"]) == ("gpus-1", 0, "described", 24)
+        assert shown["services"] == []
+        mesh.run("docker", "exec", container, "python", "-c", "import pynvml")
+        limits = mesh.run("docker", "inspect", "--format", "{{.HostConfig.Memory}} {{.RestartCount}}", container)
+        assert limits == "0 0\n", "engines are in this container: the machine's memory is the limit"
+
+
+def test_an_engine_of_the_file_judges_in_its_container(mesh: Composed, tmp_path: Path) -> None:
+    entry = {
+        "backend": "process",
+        "model": "judge",
+        "command": ["python", "/engine.py", "--port", "{port}", "--model", "{model}"],
+        "memory_gb": {"awake": 1},
+        "canary": {"prompt": "2+2=", "expect": "4"},
+    }
+    services = tmp_path / "services.json"
+    services.write_text(json.dumps({"judge-a": entry}))
+    params = {
+        "service": "judge-a",
+        "messages": [{"role": "user", "content": "one two three"}],
+        "score": {"regex": "counts ([0-9]+)"},
+    }
+    with mesh.gpu_manager(GPU_MANAGER_DEVICES='[{"memory_gb": 24}]', GPU_MANAGER_SERVICES_FILE=str(services)):
+        accepted = mesh.call("POST", "/v1/actions", {"kind": "model.judge", "params": params, "budget_s": 60})
+        answer = mesh.call("GET", f"/v1/actions/{accepted['id']}?wait=75")
+    assert (answer["state"], answer["ended"], answer.get("score")) == ("finished", "ok", 3), answer
+    assert answer["output"]["text"] == "judge counts 3"
+
+
+def test_the_file_for_gpus_reserves_all_of_them(mesh: Composed) -> None:
+    gpus = ["--file", str(CHECKOUT / "docker-compose.gpu.yml"), "--profile", "gpu"]
+    config = mesh.run(*mesh.compose, *gpus, "config")
+    reserved = re.search(r"reservations:\n +devices:\n((?:  +.*\n)+?) {4}\w", config)
+    assert reserved, config
+    assert {line.strip(" -") for line in reserved[1].splitlines()} >= {"driver: nvidia", "gpu"}
+    assert "count: all" in reserved[1] or "count: -1" in reserved[1]
+    assert "reservations:" not in mesh.run(*mesh.compose, "--profile", "gpu", "config")
 
 
 def test_the_readme_is_followed_in_containers(mesh: Composed, tmp_path: Path) -> None:

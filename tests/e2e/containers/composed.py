@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,9 +74,9 @@ class Composed:
             "QUOTA_MANAGER_SECRETS": "/run/quota-secrets.json",
         }
 
-    def run(self, *argv: str, timeout_s: float = 600) -> str:
-        """Run a command in the checkout. Return its output."""
-        everything = {**os.environ, **self.environ}
+    def run(self, *argv: str, timeout_s: float = 600, environ: Mapping[str, str] | None = None) -> str:
+        """Run a command in the checkout, with further variables. Return its output."""
+        everything = {**os.environ, **self.environ, **(environ or {})}
         done = subprocess.run(
             argv, cwd=CHECKOUT, env=everything, capture_output=True, text=True, timeout=timeout_s, check=False
         )
@@ -86,6 +86,23 @@ class Composed:
     def container(self, service: str) -> str:
         """Id of the service's container."""
         return self.run(*self.with_engine, "ps", "--quiet", service).strip()
+
+    @contextmanager
+    def gpu_manager(self, **environ: str) -> Iterator[str]:
+        """Start the profile `gpu` with these variables. Yield the id of its container once that is healthy."""
+        command = [*self.compose, "--profile", "gpu"]
+        self.run(*command, "up", "--detach", "--no-build", "gpu_manager", environ=environ)
+        try:
+            container = self.run(*command, "ps", "--quiet", "gpu_manager").strip()
+            deadline = time.monotonic() + READY_S
+            while self.run("docker", "inspect", "--format", "{{.State.Health.Status}}", container) != "healthy\n":
+                assert time.monotonic() < deadline, self.run(
+                    *command, "logs", "--no-color", "--tail", "20", "gpu_manager"
+                )
+                time.sleep(0.2)
+            yield container
+        finally:
+            self.run(*command, "rm", "--stop", "--force", "gpu_manager")
 
     def await_node(self, runtime: str = "") -> Json:
         """The node, once the proxy has one that takes work and makes environments that way; two minutes at most."""

@@ -104,6 +104,21 @@ class WrittenBackend:
         return "it was killed"
 
 
+class SleepingBackend(WrittenBackend):
+    """A written backend of an engine that sleeps at level 1."""
+
+    flags = Capabilities(("asleep1", "cold"), False, False, False, False)
+
+    async def restore(self) -> None:
+        await self._step("restore")
+        self.awake.add(self.name)
+
+    async def evict(self, level: Level) -> None:
+        assert level == "asleep1"
+        await self._step("evict")
+        self.awake.discard(self.name)
+
+
 class Memory(DescribedMemory):
     """Devices whose memory in use a test sets."""
 
@@ -121,7 +136,8 @@ class Node:
         self.awake: set[str] = set()
         self.url = url
         self.memory = Memory((GpuDevice(0, 24.0, "described", False),))
-        config = ServingConfig(max_wait_s=1.0, first_probe_s=60.0)
+        evict_s: dict[Level, float] = {"cold": 60.0, "asleep1": 0.0, "asleep2": 60.0}  # engines sleep where they can
+        config = ServingConfig(max_wait_s=1.0, first_probe_s=60.0, evict_s=evict_s)
         self.machine = NodeServing(NodeMemory((24.0,)), config)
         self.serving = Serving(self.machine, self._backend, self.memory, SYSTEM_CLOCK)
         for name in "ab":
@@ -211,6 +227,26 @@ async def test_memory_in_use_is_measured_before_a_load(node: Node) -> None:
     assert node.backends["a"].steps["prepare"] == 0
     node.memory.used = 8 * GIB
     await _use(node, "h2", "b")
+
+
+async def test_memory_in_use_is_measured_before_a_restore(node: Node) -> None:
+    """The memory that the sleeping engine itself has does not count."""
+    sleeper = node.backends["a"] = SleepingBackend("a", node.awake)
+    fields = {**ENTRY, "backend": "vllm", "memory_gb": {"awake": 16, "asleep": 2}}
+    entry = read_entries(msgspec.json.encode({"a": fields}))["a"]
+    node.serving.set_service("a", entry, spec_of("a", entry))
+    await _use(node, "h1", "a")
+    await _use(node, "h2", "b")
+    assert (sleeper.steps["evict"], sleeper.steps["stop"]) == (1, 0), "it sleeps at level 1"
+    node.memory.used = 10 * GIB
+    await _use(node, "h3", "a")
+    assert sleeper.steps["restore"] == 1, "2 of the 10 GB are its own"
+    node.memory.used = 0
+    await _use(node, "h4", "b")
+    node.memory.used = 14 * GIB
+    with pytest.raises(NotServed, match=r"GPU 0 has 24.0 GB, 12.0 GB are in use, and a needs 16.0 GB"):
+        await _use(node, "h5", "a")
+    assert (sleeper.steps["restore"], sleeper.steps["prepare"]) == (1, 1), "it was not started into memory in use"
 
 
 async def test_a_failure_of_ours_ends_the_service(node: Node) -> None:

@@ -94,7 +94,8 @@ async def test_a_hint_loads_a_real_model_before_the_first_request(
     assert answer.ended == "ok", answer
     assert answer.score is not None
     assert answer.score > 0.9
-    assert answer.stages[0].execution_s < 30
+    (loaded,) = [one for one in (await client.model_services.view("minilm")).engines if one.state != "cold"]
+    assert answer.stages[0].restore_s < loaded.measured_s["restore cold"], "it waited for no load"
 
 
 async def test_a_hint_restores_the_model_so_that_the_first_request_waits_for_no_load(client: AsyncTreadle) -> None:
@@ -111,7 +112,7 @@ async def test_a_hint_restores_the_model_so_that_the_first_request_waits_for_no_
     answer = await first_answer(client, batch.id, {})
     assert (answer.ended, answer.score) == ("ok", 3.0)
     assert engine.measured_s["restore cold"] >= START_S
-    assert answer.stages[0].execution_s < START_S, "it waited for no load"
+    assert answer.stages[0].restore_s < START_S, "it waited for no load"
     (after,) = [
         one for one in (await client.model_services.view("slow")).engines if one.state in ("resident", "running")
     ]

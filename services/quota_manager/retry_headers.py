@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -135,10 +135,12 @@ def _at_s(text: str, now_unix: float) -> float:
 
 
 def _http_date(text: str) -> datetime | None:
+    """Return a time in one of the three forms of RFC 9110 (5.6.7). The asctime form has no zone: all are in GMT."""
     try:
-        return parsedate_to_datetime(text)
+        time = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def _until_s(time: datetime | None, now_unix: float) -> float:

@@ -26,6 +26,9 @@ REFUSED = [
     ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1700000090000"}, 90.0),
     ({"x-ratelimit-remaining": "0", "x-ratelimit-reset-after": "1.337"}, 1.337),
     ({"x-ratelimit-reset": "30"}, 30.0),
+    ({"retry-after": "Tue Nov 14 22:14:20 2023"}, 60.0),
+    ({"retry-after": "Fri Dec  1 22:13:20 2023"}, 3600.0),
+    ({"retry-after": "Tue Nov 14 22:13:19 2023"}, 0.0),
 ]
 ANY_ANSWER = [
     ({"x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"}, 0.0),

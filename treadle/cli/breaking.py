@@ -78,6 +78,8 @@ class _Comparison:
 
     def _schema(self, where: str, old: Json, new: Json, *, sent: bool) -> Change:
         before, after = _members(old), _members(new)
+        if sent:
+            after = self._named_members(after) | after
         for key, member in before.items():
             if key in after:
                 yield from self._member(where, member, after[key], sent=sent)
@@ -85,6 +87,12 @@ class _Comparison:
                 yield f"{where}: {key} is no longer accepted"
         for key in after.keys() - before.keys() if not sent and _ANY not in before else ():
             yield f"{where}: {key} is new in what clients receive"
+
+    def _named_members(self, members: Json) -> Json:
+        """Members of the unions among the members that have a name of their own."""
+        names = (each["$ref"].rpartition("/")[2] for each in members.values() if "$ref" in each)
+        unions = (self.new["components"]["schemas"][name] for name in names)
+        return {key: each for union in unions if "oneOf" in union for key, each in _members(union).items()}
 
     def _member(self, where: str, old: Json, new: Json, *, sent: bool) -> Change:
         """Two schemas of the same name, or of the same type."""

@@ -48,7 +48,12 @@ def document() -> Json:
             "422": {"content": {}},
         },
     }
-    schemas = {"Thing": thing, "Order": order, "Range": {"type": "array", "items": {"type": "integer"}}}
+    schemas = {
+        "Thing": thing,
+        "Order": order,
+        "Range": {"type": "array", "items": {"type": "integer"}},
+        "Names": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    }
     return {"paths": {"/things": {"post": post}}, "components": {"schemas": schemas}}
 
 
@@ -89,6 +94,9 @@ BREAKS: dict[str, Callable[[Json, Json, Json], object]] = {
     "Order.amount: Range is no longer accepted": lambda post, thing, order: order["properties"]["amount"][
         "oneOf"
     ].pop(),
+    "Order.amount: integer is no longer accepted": lambda post, thing, order: order["properties"].update(
+        amount={"$ref": "#/components/schemas/Names"}
+    ),
     "Order.name is gone": lambda post, thing, order: order["properties"].pop("name"),
 }
 
@@ -105,6 +113,9 @@ HARMLESS: dict[str, Callable[[Json, Json, Json], object]] = {
     "a new accepted value": lambda post, thing, order: order["properties"]["mode"]["enum"].append("steady"),
     "another accepted type": lambda post, thing, order: order["properties"]["amount"]["oneOf"].append(
         {"type": "string"}
+    ),
+    "a named union with the accepted type": lambda post, thing, order: order["properties"].update(
+        name={"$ref": "#/components/schemas/Names"}
     ),
     "any accepted value": lambda post, thing, order: order["properties"].update(mode={}),
     "a value no longer sent to clients": lambda post, thing, order: thing["properties"]["state"]["enum"].pop(),

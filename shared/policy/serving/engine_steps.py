@@ -187,6 +187,7 @@ class EngineSteps:
             return "its residency could not be read"
         if spec is None or one.id.chunk.size not in spec.degrees:
             return f"{one.id} is not declared"
+        spec = spec.of_degree(one.id.chunk.size)
         bad = state.bad_reason(one.id)
         if bad:
             return bad

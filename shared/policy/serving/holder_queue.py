@@ -62,10 +62,11 @@ class HolderQueue:
             return f"{name} is no aligned chunk of {len(self._state.gpus)} GPUs"
         if name.chunk.size not in spec.degrees:
             return f"{name.service} has the degrees {', '.join(map(str, spec.degrees))}, and not {name.chunk.size}"
+        needed_gb = spec.gb(name.chunk.size)
         for gpu in name.chunk.gpus:
             have = self._state.memory.device_gb[gpu]
-            if spec.awake_gb > have:
-                return f"{name.service} needs {spec.awake_gb:g} GB on each GPU, and GPU {gpu} has {have:g}"
+            if needed_gb > have:
+                return f"{name.service} needs {needed_gb:g} GB on each GPU, and GPU {gpu} has {have:g}"
         return ""
 
     def ended(self, now: float, ended: HolderEnded) -> None:

@@ -38,7 +38,7 @@ class EngineInstance:
 
     id: InstanceId
     spec: ModelServiceSpec
-    """That with which its engine was started."""
+    """That with which its engine was started, with the memory of its degree."""
     state: State = "cold"
     since_s: float = 0.0
     why: str = ""

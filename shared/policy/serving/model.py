@@ -11,7 +11,7 @@ the executor:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -47,8 +47,17 @@ class InstanceId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Memory of the engines of one degree, GB."""
+
+    awake_gb: float
+    asleep_gb: Mapping[Level, float]
+    host_gb: Mapping[Level, float]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelServiceSpec:
-    """One model service, as declared. Memory is in GB."""
+    """One model service, as declared. Memory is in GB; that of a degree in `memory_by` is there."""
 
     name: str
     awake_gb: float
@@ -68,9 +77,25 @@ class ModelServiceSpec:
     """A lower number is evicted later."""
     revision: str = ""
     """Changes with anything else of the entry that makes another engine (command, model, environment)."""
+    memory_by: Mapping[int, EngineMemory] = field(default_factory=dict)
+    """Degree -> memory of its engines, where it differs."""
+
+    def gb(self, degree: int) -> float:
+        """Return the device memory of each GPU that a resident engine of this degree needs."""
+        return self.memory_by.get(degree, self).awake_gb
+
+    def of_degree(self, degree: int) -> ModelServiceSpec:
+        """Return the specification of the engines of one degree, with their memory. An instance keeps this copy."""
+        if not self.memory_by:
+            return self
+        one = self.memory_by.get(degree, self)
+        return replace(self, awake_gb=one.awake_gb, asleep_gb=one.asleep_gb, host_gb=one.host_gb, memory_by={})
 
     def same_engine(self, other: ModelServiceSpec) -> bool:
-        """Return whether an engine of the other spec can stay: all is equal that it was started with."""
+        """Return whether an engine of the other spec can stay: all is equal that it was started with.
+
+        Both are specifications of its degree (`of_degree`).
+        """
         mine = (self.awake_gb, self.levels, dict(self.asleep_gb), dict(self.host_gb), self.revision)
         return mine == (other.awake_gb, other.levels, dict(other.asleep_gb), dict(other.host_gb), other.revision)
 

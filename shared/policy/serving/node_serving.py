@@ -124,9 +124,10 @@ class NodeServing:
             self._activations.stepped(one, stepped, now)
 
     def _service_set(self, now: float, change: model.ServiceSet) -> None:
-        spec = change.spec
-        self._state.services[spec.name] = spec
-        for one in self._state.of_service(spec.name):
+        declared = change.spec
+        self._state.services[declared.name] = declared
+        for one in self._state.of_service(declared.name):
+            spec = declared.of_degree(one.id.chunk.size)
             if one.state == "unknown":
                 one.spec = spec
                 self._state.count_unknown(one)

@@ -64,7 +64,8 @@ class NodeState:
             undeclared = ModelServiceSpec(
                 name.service, inf, ("cold", "asleep1"), (name.chunk.size,), {}, {"asleep1": host_gb}
             )
-            one = EngineInstance(name, self.services.get(name.service, undeclared), since_s=now)
+            declared = self.services.get(name.service, undeclared)
+            one = EngineInstance(name, declared.of_degree(name.chunk.size), since_s=now)
             self.instances[name] = one
         return one
 

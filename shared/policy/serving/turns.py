@@ -128,6 +128,8 @@ class Turns:
         spec = state.services.get(one.id.service)
         if spec is None:  # an engine that was given is not ours any more
             state.settle_place(one, "cold")
+        else:
+            spec = spec.of_degree(one.id.chunk.size)
         if spec is None or spec != one.spec:
             one.faults = one.deaths = one.failures = 0
             one.quarantine, one.probing = "", False

@@ -12,6 +12,7 @@ from shared.policy.serving.model import (
     Admit,
     CheckLiveness,
     Command,
+    EngineMemory,
     Evict,
     InstanceId,
     Level,
@@ -39,6 +40,7 @@ class Engine:
 
     spec: ModelServiceSpec
     place: Place
+    degree: int = 1
     partial: bool = False
     """A step has failed: it may use its awake memory whatever its place is."""
     canaried: bool = False
@@ -50,12 +52,16 @@ class Engine:
     @property
     def device_gb(self) -> float:
         if self.place == "awake" or self.partial:
-            return self.spec.awake_gb
-        return 0.0 if self.place == "cold" else self.spec.asleep_gb.get(self.place, 0.0)
+            return self._memory.awake_gb
+        return 0.0 if self.place == "cold" else self._memory.asleep_gb.get(self.place, 0.0)
 
     @property
     def host_gb(self) -> float:
-        return self.spec.host_gb.get(self.host, 0.0)
+        return self._memory.host_gb.get(self.host, 0.0)
+
+    @property
+    def _memory(self) -> EngineMemory | ModelServiceSpec:
+        return self.spec.memory_by.get(self.degree, self.spec)
 
 
 @dataclass(slots=True)
@@ -93,7 +99,7 @@ class FakeNode:
                     assert one not in self.engines, f"{one} has an engine: it would get a second one"
                     assert one.service in self.specs, f"{one} is not declared"
                     assert not self.bad & set(one.chunk.gpus), f"{one} is loaded on a bad GPU"
-                    self.engines[one] = Engine(self.specs[one.service], "cold", partial=True)
+                    self.engines[one] = Engine(self.specs[one.service], "cold", one.chunk.size, partial=True)
                     self._begin(one, "load")
                 case Restore(one):
                     engine = self.engines[one]

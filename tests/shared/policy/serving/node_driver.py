@@ -121,7 +121,7 @@ class Driver:
 
     def expect(self, one: InstanceId) -> list[Command]:
         """Begin with an engine of a former process."""
-        self.node.engines[one] = Engine(self.node.specs[one.service], "awake")
+        self.node.engines[one] = Engine(self.node.specs[one.service], "awake", one.chunk.size)
         self.node.unfound.add(one)
         return self.handle(Expected(one))
 

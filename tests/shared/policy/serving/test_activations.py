@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from shared.policy.serving.model import Admit, Evict, LoadEngine, ModelServiceSpec, Restore, RunCanary, Stop
+from shared.policy.serving.model import (
+    Admit,
+    EngineMemory,
+    Evict,
+    LoadEngine,
+    ModelServiceSpec,
+    Restore,
+    RunCanary,
+    Stop,
+)
 from tests.shared.policy.serving.node_driver import LEVELS, Driver, on, refusal, service
 
 
@@ -27,6 +36,31 @@ def test_nothing_is_evicted_if_the_memory_is_enough() -> None:
     node = Driver(service("a", 8.0), service("b", 8.0))
     node.resident(on("a"))
     assert node.want("h", on("b")) == [LoadEngine(on("b"))]
+
+
+def test_an_engine_of_a_degree_with_less_memory_fits_beside_another() -> None:
+    split = service("a", 12.0, memory_by={2: EngineMemory(7.0, {"asleep2": 1.0}, {})})
+    node = Driver(split, service("b", 8.0))
+    node.resident(on("b"))
+    assert node.want("h1", on("a", 0, 2)) == [LoadEngine(on("a", 0, 2))]
+    assert node.step(on("a", 0, 2)) == [RunCanary(on("a", 0, 2))]
+    node.step(on("a", 0, 2))
+    assert node.view(on("a", 0, 2)).device_gb == 7.0
+    node.end("h1")
+    assert set(node.want("h2", on("a"))) == {Evict(on("b"), "asleep2"), Evict(on("a", 0, 2), "asleep2")}
+    node.step(on("b"))
+    assert node.step(on("a", 0, 2)) == [LoadEngine(on("a"))]
+    assert (node.view(on("a")).device_gb, node.view(on("a", 0, 2)).device_gb) == (12.0, 1.0)
+
+
+def test_host_memory_is_that_of_the_degree() -> None:
+    """A sleeping engine on two GPUs has 8 GB there, and the budget of 8 is enough for it. One on a GPU has 12."""
+    split = both("a", 12.0, memory_by={2: EngineMemory(7.0, {}, {"asleep1": 8.0})})
+    for size, expected in ((2, Evict(on("a", 0, 2), "asleep1")), (1, Evict(on("a"), "asleep2"))):
+        node = Driver(split, service("b", 14.0), host_gb=8.0)
+        node.resident(on("a", 0, size))
+        assert node.want("h", on("b")) == [expected]
+        assert node.view(on("a", 0, size)).host_gb == (8.0 if size == 2 else 0.0)
 
 
 def test_evictions_for_one_activation_run_at_the_same_time_and_it_waits_for_all() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.policy.serving.config import ServingConfig
-from shared.policy.serving.model import Abort, Admit, LoadEngine, RefuseHolder, Stop
+from shared.policy.serving.model import Abort, Admit, EngineMemory, LoadEngine, RefuseHolder, Stop
 from tests.shared.policy.serving.node_driver import Driver, on, refusal, service
 
 
@@ -41,6 +41,16 @@ def test_a_changed_service_is_drained_and_its_waiting_holders_get_the_new_engine
     assert node.end("h1") == [Stop(on("a"))]
     assert node.step(on("a")) == [LoadEngine(on("a"))]
     assert node.node.engines[on("a")].spec.revision == "2"
+
+
+def test_memory_of_another_degree_is_no_change_of_an_engine() -> None:
+    node = Driver(service("a", 7.0))
+    node.resident(on("a"))
+    node.resident(on("a", 0, 2))
+    assert node.set(service("a", 7.0, memory_by={2: EngineMemory(5.0, {}, {})})) == [Stop(on("a", 0, 2))]
+    node.step(on("a", 0, 2))
+    node.resident(on("a", 0, 2))
+    assert (node.view(on("a")).device_gb, node.view(on("a", 0, 2)).device_gb) == (7.0, 5.0)
 
 
 def test_a_change_that_makes_no_other_engine_leaves_it_resident() -> None:

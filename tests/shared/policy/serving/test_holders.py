@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from shared.policy.serving.config import ServingConfig
-from shared.policy.serving.model import Admit, HolderEnded, InstanceId, LoadEngine, RunCanary, Wanted
+from shared.policy.serving.model import Admit, EngineMemory, HolderEnded, InstanceId, LoadEngine, RunCanary, Wanted
 from tests.shared.policy.serving.node_driver import Driver, on, refusal, service
 
 
@@ -62,10 +62,12 @@ def test_a_holder_that_gives_up_is_not_admitted() -> None:
         (on("a", -1), "no aligned chunk"),
         (on("b", 0, 2), "has the degrees 1, and not 2"),
         (on("big"), "needs 20 GB on each GPU"),
+        (on("split", 0, 2), "needs 17 GB on each GPU"),
     ],
 )
 def test_a_holder_that_can_never_be_admitted_is_refused_at_once(one: InstanceId, why: str) -> None:
     node = Driver(service("a"), service("b", degrees=(1,)), service("big", 20.0))
+    node.set(service("split", 9.0, memory_by={2: EngineMemory(17.0, {}, {})}))
     refused = refusal(node.want("h", one))
     assert why in refused.reason
     assert refused.retry_in_s is None

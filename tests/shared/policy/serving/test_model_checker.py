@@ -11,6 +11,7 @@ from shared.policy.serving.activations import Activations
 from shared.policy.serving.model import (
     Admit,
     CheckLiveness,
+    EngineMemory,
     Evict,
     InstanceId,
     LoadEngine,
@@ -39,11 +40,17 @@ def small(name: str, **more: object) -> ModelServiceSpec:
     return ModelServiceSpec(name, 7.0, levels, (1, 2), {"asleep1": 1.0}, {"asleep1": 8.0}, **more)  # type: ignore[arg-type]
 
 
+LESS = {2: EngineMemory(5.0, {}, {})}
+MORE = {2: EngineMemory(12.0, {"asleep1": 2.0}, {"asleep1": 16.0})}
+
 CASES = {
     "two services on one GPU": Case(ONE, (big("a"), big("b")), (A0, B0, A0), Budget(failures=2, cancels=1)),
     "a restart": Case(ONE, (big("a"), big("b")), (A0, B0), Budget(failures=1, restarts=1, cancels=1)),
     "deaths": Case(ONE, (big("a"), big("b", concurrency=2)), (A0, B0, B0), Budget(failures=1, deaths=2)),
     "degrees of one service": Case(ONE, (big("a"), big("b")), (A01, A0, B1), Budget(failures=1)),
+    "memory by degree": Case(
+        TWO, (big("a", memory_by=LESS), small("b", memory_by=MORE)), (A01, B0, B01), Budget(failures=1)
+    ),
     "an overlap that dies": Case(ONE, (big("a"), big("b")), (A01, B0, A01), Budget(deaths=1)),
     "a restart with an overlap": Case(ONE, (big("a"), big("b")), (A01, B1), Budget(failures=1, restarts=1)),
     "a victim beside a holder": Case(TWO, (big("a"), small("b"), big("c")), (A01, B1, C1), Budget(failures=1)),

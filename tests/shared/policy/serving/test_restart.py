@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from shared.policy.serving.config import ServingConfig
-from shared.policy.serving.model import Abort, Admit, Expected, Found, LoadEngine, Restore, RunCanary, Stop
+from shared.policy.serving.model import (
+    Abort,
+    Admit,
+    EngineMemory,
+    Expected,
+    Found,
+    LoadEngine,
+    Restore,
+    RunCanary,
+    Stop,
+)
 from tests.shared.policy.serving.node_driver import Driver, on, service
 
 
@@ -64,6 +74,17 @@ def test_an_engine_of_an_undeclared_service_is_stopped_and_forgotten() -> None:
     assert node.handle(Found(on("old"), "resident")) == [Stop(on("old"))]
     assert node.step(on("old")) == [LoadEngine(on("a"))]
     assert [shown.instance for shown in node.serving.view()] == [on("a")]
+
+
+def test_a_found_engine_has_the_memory_of_its_degree() -> None:
+    split = service("a", 12.0, memory_by={2: EngineMemory(7.0, {}, {})})
+    for size, expected in ((2, Abort(on("a", 0, 2))), (1, Stop(on("a")))):
+        node = Driver(split, service("b", 8.0))
+        node.expect(on("b"))
+        node.found(on("b"), "resident")
+        node.expect(on("a", 0, size))
+        assert node.view(on("a", 0, size)).device_gb == (7.0 if size == 2 else 12.0)
+        assert node.found(on("a", 0, size), "resident") == [expected]
 
 
 def test_engines_with_more_memory_than_the_device_are_not_all_kept() -> None:

@@ -17,6 +17,7 @@ from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.model import (
     DeviceMarked,
     EngineDied,
+    EngineMemory,
     Expected,
     Found,
     HolderEnded,
@@ -53,7 +54,16 @@ SPECS = (
     ModelServiceSpec("a", 14.0, ("cold", "asleep1", "asleep2"), (1, 2), ASLEEP, {"asleep1": 14.0}, min_residency_s=5.0),
     ModelServiceSpec("b", 9.0, ("cold", "asleep2"), (1,), ASLEEP, {}, concurrency=3, priority=1),
     ModelServiceSpec("c", 12.0, ("cold",), (2, 4), concurrency=2),
-    ModelServiceSpec("d", 20.0, ("cold", "asleep1"), (1, 2), {"asleep1": 0.5}, {"asleep1": 20.0}, min_residency_s=9.0),
+    ModelServiceSpec(
+        "d",
+        20.0,
+        ("cold", "asleep1"),
+        (1, 2),
+        {"asleep1": 0.5},
+        {"asleep1": 20.0},
+        min_residency_s=9.0,
+        memory_by={2: EngineMemory(11.0, {"asleep1": 0.3}, {"asleep1": 18.0})},
+    ),
 )
 INSTANCES = [
     InstanceId(spec.name, Chunk(first, size)) for spec in SPECS for size in spec.degrees for first in range(0, 4, size)

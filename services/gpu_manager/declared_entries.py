@@ -78,11 +78,12 @@ def _declared_entry(name: str, one: Declared, file: Mapping[str, ServiceEntry], 
 def unusable(entry: ServiceEntry, limits: NodeLimits) -> str:
     """Return why no engine of an entry can run on this node; empty if one can."""
     gpus = len(limits.device_gb)
-    if min(entry.degrees) > gpus:
+    needed_gb = [gb for degree, gb in entry.awake_gb_by.items() if degree <= gpus]
+    if not needed_gb:
         return f"it needs {min(entry.degrees)} GPUs, and this node has {gpus}"
-    if entry.memory_gb.awake > max(limits.device_gb):
-        most = max(limits.device_gb)
-        return f"it needs {entry.memory_gb.awake:g} GB of each GPU, and the largest of this node has {most:g} GB"
+    least, most = min(needed_gb), max(limits.device_gb)
+    if least > most:
+        return f"it needs {least:g} GB of each GPU, and the largest of this node has {most:g} GB"
     for instance in given_engines("", entry):
         if instance.chunk.gpus[-1] >= gpus:
             return f"first_gpu: its engine would be on GPU {instance.chunk.gpus[-1]}, and this node has {gpus} GPUs"

@@ -76,7 +76,8 @@ class DeclaredServices:
                 for instance in given_engines(name, entry):
                     self.serving.expect(instance)
         if self.own:
-            kernels = own_entry(self.limits.device_gb, (entry.memory_gb.awake for entry in entries.values()))
+            awake_gb = (gb for entry in entries.values() for gb in entry.awake_gb_by.values())
+            kernels = own_entry(self.limits.device_gb, awake_gb)
             if self.serving.declared.get(KERNELS) != kernels:
                 self.serving.set_service(KERNELS, kernels, own_spec(kernels))
         if before != entries or news:

@@ -26,7 +26,7 @@ async def check_memory(memory: DeviceMemory, instance: InstanceId, entry: Servic
     Raises:
         OutOfMemory: there is too little.
     """
-    needed_gb = entry.memory_gb.awake
+    needed_gb = entry.awake_gb(instance.chunk.size)
     for gpu in instance.chunk.gpus:
         used_bytes = await asyncio.to_thread(memory.used_bytes, gpu)
         if used_bytes is None:

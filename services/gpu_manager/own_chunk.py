@@ -41,7 +41,7 @@ def own_entry(device_gb: Sequence[float], awake_gb: Iterable[float] = ()) -> Ser
 
 def own_spec(entry: ServiceEntry) -> ModelServiceSpec:
     """Return the specification of the service: evicted first, at no cost."""
-    return ModelServiceSpec(KERNELS, entry.memory_gb.awake, priority=1000)
+    return ModelServiceSpec(KERNELS, entry.awake_gb(1), priority=1000)
 
 
 Backends = Callable[[InstanceId, ServiceEntry], Backend]

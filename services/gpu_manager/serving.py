@@ -239,13 +239,13 @@ class Serving:
 
     async def _loaded(self, instance: InstanceId) -> None:
         backend = self._backends[instance]
-        await check_memory(self.memory, instance, self.entries[instance.service], 0.0)
+        await check_memory(self.memory, instance, self._made_of[instance], 0.0)
         await backend.prepare()
         self._watch(instance, backend)
 
     async def _restored(self, instance: InstanceId) -> None:
-        entry = self.entries[instance.service]
-        await check_memory(self.memory, instance, entry, entry.memory_gb.asleep)
+        entry = self._made_of[instance]
+        await check_memory(self.memory, instance, entry, entry.asleep_gb(instance.chunk.size))
         await self._backends[instance].restore()
 
     async def _checked(self, instance: InstanceId) -> None:

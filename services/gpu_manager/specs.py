@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -12,6 +12,7 @@ from services.gpu_manager.service_entries import SETTING, WrongEntries
 from shared.model_services.entries import ServiceEntry
 from shared.policy.model.chunks import Chunk
 from shared.policy.serving.model import (
+    EngineMemory,
     InstanceId,
     Level,
     ModelServiceSpec,
@@ -31,20 +32,31 @@ _CHANGEABLE: Final = ("concurrency", "priority", "min_residency_s")
 
 def spec_of(name: str, entry: ServiceEntry) -> ModelServiceSpec:
     """Return the specification of a service."""
-    memory, levels = entry.memory_gb, LEVELS[entry.backend]
+    levels, degrees = LEVELS[entry.backend], tuple(sorted(entry.degrees))
     if entry.url is not None:
         levels = tuple(level for level in levels if level != "cold")
+    memory = {degree: _memory(entry, degree, levels) for degree in degrees}
+    first = memory[degrees[0]]
     return ModelServiceSpec(
         name,
-        memory.awake,
+        first.awake_gb,
         levels,
-        tuple(sorted(entry.degrees)),
-        asleep_gb={level: memory.asleep for level in levels if level != "cold"},
-        host_gb={"asleep1": max(map(entry.host_gb, entry.degrees))} if "asleep1" in levels else {},
+        degrees,
+        asleep_gb=first.asleep_gb,
+        host_gb=first.host_gb,
         concurrency=entry.concurrency,
         min_residency_s=entry.min_residency_s,
         priority=entry.priority,
         revision=revision(entry),
+        memory_by={degree: one for degree, one in memory.items() if one != first},
+    )
+
+
+def _memory(entry: ServiceEntry, degree: int, levels: Collection[Level]) -> EngineMemory:
+    return EngineMemory(
+        entry.awake_gb(degree),
+        {level: entry.asleep_gb(degree) for level in levels if level != "cold"},
+        {"asleep1": entry.host_gb(degree)} if "asleep1" in levels else {},
     )
 
 
@@ -73,5 +85,7 @@ def given_engines(name: str, entry: ServiceEntry) -> Iterator[InstanceId]:
 
 def revision(entry: ServiceEntry) -> str:
     """Return a digest of what an engine was started with."""
-    fields = {name: value for name, value in msgspec.to_builtins(entry).items() if name not in _CHANGEABLE}
+    fields = {
+        name: value for name, value in msgspec.to_builtins(entry, str_keys=True).items() if name not in _CHANGEABLE
+    }
     return hashlib.blake2b(msgspec.json.encode(fields, order="sorted"), digest_size=8).hexdigest()

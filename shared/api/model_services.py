@@ -52,7 +52,7 @@ class EntryView(BaseModel):
     model: str
     degrees: list[int]
     memory_gb: dict[str, float]
-    """Memory of each GPU, `awake` and `asleep`, and `host` memory of a sleeping engine, GB."""
+    """Memory of each GPU, `awake` and `asleep`, and `host` memory of a sleeping engine, GB; the most of all degrees."""
     concurrency: int
     priority: int
     """Services of a lower number are evicted later."""
@@ -71,6 +71,8 @@ class EntryView(BaseModel):
     """Degree -> address of an engine that runs already. Empty: it has none, or it is not shown."""
     first_gpu: dict[str, int]
     """Degree -> first GPU of an engine that runs already."""
+    memory_gb_by_degree: dict[str, dict[str, float]] = {}
+    """Degree -> `memory_gb` of its engines. Empty: it was declared once for all degrees."""
 
 
 class ServiceProblem(BaseModel):
@@ -100,7 +102,7 @@ class ModelServiceView(BaseModel):
     concurrency: int
     """Actions that one engine executes at the same time."""
     awake_gb: float
-    """Memory of each GPU that an engine needs, GB."""
+    """Memory of each GPU that an engine needs, GB; the most of all degrees."""
     nodes: list[str]
     """Nodes that use it."""
     pending: list[str]

@@ -46,7 +46,7 @@ class ShownEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     degrees: list[int]
     memory_gb: dict[str, float]
-    """`awake`, `asleep`, and `host` where it was declared."""
+    """`awake`, `asleep`, and `host` where it was declared. Of several degrees, the most."""
     concurrency: int
     priority: int
     min_residency_s: float
@@ -62,6 +62,8 @@ class ShownEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     url: dict[str, str] = {}
     """Degree -> address of an engine that runs already. Empty: there is none, or it is not shown."""
     first_gpu: dict[str, int] = {}
+    memory_gb_by_degree: dict[str, dict[str, float]] = {}
+    """Degree -> `memory_gb` of its engines. Empty: it was declared once for all degrees."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +85,7 @@ class ServiceOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     degrees: list[int]
     concurrency: int
     awake_gb: float
+    """Of several degrees, the most. `asleep_gb` too."""
     asleep_gb: float = 0.0
     priority: int = 0
     min_residency_s: float = 0.0

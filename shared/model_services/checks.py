@@ -30,8 +30,7 @@ def check_entry(entry: ServiceEntry) -> None:
     """
     if len(set(entry.degrees)) != len(entry.degrees) or not set(entry.degrees) <= set(DEGREES):
         raise ValueError(f"degrees: {entry.degrees} should be different numbers out of 1, 2, 4 and 8")
-    if entry.memory_gb.asleep >= entry.memory_gb.awake:
-        raise ValueError("memory_gb: `asleep` should be less than `awake`: it is what a sleeping engine keeps")
+    _check_memory(entry)
     if (entry.api == "treadle") != (entry.backend == "torch") and entry.backend != "process":
         wanted = "treadle" if entry.backend == "torch" else "openai"
         raise ValueError(f'api: engines of the backend {entry.backend!r} have another one; write "api": "{wanted}"')
@@ -45,6 +44,20 @@ def check_entry(entry: ServiceEntry) -> None:
         _check_places("env", text)
     if reserved := RESERVED & entry.env.keys():
         raise ValueError(f"env: remove {min(reserved)}; the chunk decides it")
+
+
+def _check_memory(entry: ServiceEntry) -> None:
+    """Check that each degree has memory, and that a sleeping engine keeps less than it needs awake."""
+    memory = entry.memory_gb
+    for what, given in (("awake", memory.awake), ("asleep", memory.asleep), ("host", memory.host)):
+        if isinstance(given, dict):
+            _check_degrees(f"memory_gb.{what}", given, entry.degrees)
+    for degree in entry.degrees:
+        if entry.asleep_gb(degree) >= entry.awake_gb(degree):
+            where = f" at degree {degree}" if isinstance(memory.awake, dict) or isinstance(memory.asleep, dict) else ""
+            raise ValueError(
+                f"memory_gb: `asleep` should be less than `awake`{where}: it is what a sleeping engine keeps"
+            )
 
 
 def _check_start(entry: ServiceEntry) -> None:

@@ -28,7 +28,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "backend": '"backend": "process"; there are process, vllm, sglang and torch',
     "model": '"model": "judge-a", the name of the model in calls',
     "memory_gb": '"memory_gb": {"awake": 16, "asleep": 0}, in GB of each GPU',
-    "memory_gb.awake": '"memory_gb": {"awake": 16}, in GB of each GPU',
+    "memory_gb.awake": '"memory_gb": {"awake": 16}, in GB of each GPU, or {"awake": {"1": 30, "2": 16}} by degree',
 }
 """Required field -> what to write."""
 MOST_PARTS: Final = 256
@@ -39,6 +39,7 @@ Command = Annotated[
 ]
 Url = Annotated[str, msgspec.Meta(min_length=8, max_length=2048)]
 Gigabytes = Annotated[float, msgspec.Meta(ge=0, le=1 << 20)]
+AwakeGigabytes = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
 Priority = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]
 Residence = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 FirstGpu = Annotated[int, msgspec.Meta(ge=0, lt=64)]
@@ -83,13 +84,13 @@ class EngineCanary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory of one engine, in GB of 2^30 bytes."""
+    """Memory of one engine, in GB of 2^30 bytes: a number for all degrees, or degree -> number."""
 
-    awake: Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
+    awake: AwakeGigabytes | dict[int, AwakeGigabytes]
     """Device memory of each GPU while it is resident."""
-    asleep: Gigabytes = 0.0
+    asleep: Gigabytes | dict[int, Gigabytes] = 0.0
     """Device memory of each GPU that a sleeping engine keeps: 1 to 7 GB with vLLM."""
-    host: Gigabytes | None = None
+    host: Gigabytes | dict[int, Gigabytes] | None = None
     """Host memory of a sleeping engine that keeps its weights there. Null: `awake` times the degree."""
 
 
@@ -147,9 +148,27 @@ class ServiceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return the first GPU of an engine that runs already; None if engines of this degree may be on any chunk."""
         return self.first_gpu.get(degree) if isinstance(self.first_gpu, dict) else self.first_gpu
 
+    def awake_gb(self, degree: int) -> float:
+        """Return the device memory of each GPU that a resident engine needs."""
+        return _at(self.memory_gb.awake, degree)
+
+    def asleep_gb(self, degree: int) -> float:
+        """Return the device memory of each GPU that a sleeping engine keeps."""
+        return _at(self.memory_gb.asleep, degree)
+
     def host_gb(self, degree: int) -> float:
         """Return the host memory of a sleeping engine that keeps its weights there."""
-        return self.memory_gb.awake * degree if self.memory_gb.host is None else self.memory_gb.host
+        host = self.memory_gb.host
+        return self.awake_gb(degree) * degree if host is None else _at(host, degree)
+
+    @property
+    def awake_gb_by(self) -> dict[int, float]:
+        """Degree -> device memory of each GPU that a resident engine needs."""
+        return {degree: self.awake_gb(degree) for degree in sorted(self.degrees)}
+
+
+def _at(given: float | dict[int, float], degree: int) -> float:
+    return given[degree] if isinstance(given, dict) else given
 
 
 _entries: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

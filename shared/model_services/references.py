@@ -18,6 +18,7 @@ from shared.model_services.entries import (
     Concurrency,
     Degrees,
     EngineCanary,
+    MemoryNeed,
     Priority,
     Residence,
     ServiceEntry,
@@ -140,6 +141,8 @@ def referred(name: str, reference: ServiceReference, entry: ServiceEntry) -> Ser
     if reference.degrees is not None:
         for field in ("command", "url", "first_gpu"):
             changes[field] = _at(getattr(entry, field), reference.degrees)
+        memory = msgspec.structs.asdict(entry.memory_gb)
+        changes["memory_gb"] = MemoryNeed(**{name: _at(given, reference.degrees) for name, given in memory.items()})
     changed = msgspec.structs.replace(entry, **changes)
     check_entry(changed)
     return changed

@@ -58,6 +58,12 @@ def test_a_node_without_permission_uses_no_whole_entry_whatever_was_stored() -> 
         ("new", reference("nobody"), STRICT, "has no entry 'nobody'"),
         ("new", reference("judge-a", degrees=[2]), STRICT, "degrees: [2] should be different numbers out of those"),
         ("new", whole(memory_gb={"awake": 40}), OPEN, "needs 40 GB of each GPU, and the largest of this node has 24"),
+        (
+            "new",
+            whole(degrees=[1, 2, 4], memory_gb={"awake": {"1": 60, "2": 30, "4": 16}}),
+            OPEN,
+            "needs 30 GB of each GPU, and the largest of this node has 24",
+        ),
         ("new", whole(degrees=[4]), OPEN, "it needs 4 GPUs, and this node has 2"),
         ("new", Declared(1, None), OPEN, "cannot read its declaration"),
         ("new", Declared(1, Declaration()), OPEN, "its declaration is empty"),
@@ -71,6 +77,12 @@ def test_what_cannot_be_used_has_a_problem_and_changes_nothing_else(
     assert why in problems[name]
     assert list(problems) == [name]
     assert entries == {**FILE, "good": read(priority=3)}
+
+
+def test_an_entry_is_used_if_an_engine_of_one_degree_fits() -> None:
+    split = whole(degrees=[1, 2], memory_gb={"awake": {"1": 60, "2": 20}})
+    entries, problems = used_entries({}, {"split": split}, OPEN)
+    assert (list(entries), problems) == (["split"], {})
 
 
 def test_a_missing_program_and_a_foreign_gpu_are_named() -> None:

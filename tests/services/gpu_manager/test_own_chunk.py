@@ -18,7 +18,7 @@ Gigabytes = st.floats(0.1, 79.0)
 
 
 def needs(*awake_gb: float) -> float:
-    return own_entry([GPU_GB], awake_gb).memory_gb.awake
+    return own_entry([GPU_GB], awake_gb).awake_gb(1)
 
 
 @given(st.lists(Gigabytes, min_size=1))
@@ -36,8 +36,8 @@ def test_what_sleeps_has_room_as_far_as_the_smallest_engine_awake(awake_gb: list
 
 def test_without_other_services_the_driver_has_a_rest() -> None:
     assert GPU_GB * 0.95 < needs() < GPU_GB
-    assert own_entry([24.0, 80.0]).memory_gb.awake < 24.0, "it fits on the smallest"
-    assert own_entry([24.0, 80.0], [16.0]).memory_gb.awake <= 24.0
+    assert own_entry([24.0, 80.0]).awake_gb(1) < 24.0, "it fits on the smallest"
+    assert own_entry([24.0, 80.0], [16.0]).awake_gb(1) <= 24.0
 
 
 def begun(commands: list[model.Command]) -> list[tuple[str, InstanceId]]:

@@ -21,6 +21,7 @@ from services.gpu_manager.backends.protocol import (
     Residency,
     WrongAnswer,
 )
+from services.gpu_manager.device_checks import check_memory
 from services.gpu_manager.devices import GIB, DescribedMemory, GpuDevice
 from services.gpu_manager.engine_use import NotServed
 from services.gpu_manager.executor import GpuExecutor
@@ -247,6 +248,39 @@ async def test_memory_in_use_is_measured_before_a_restore(node: Node) -> None:
     with pytest.raises(NotServed, match=r"GPU 0 has 24.0 GB, 12.0 GB are in use, and a needs 16.0 GB"):
         await _use(node, "h5", "a")
     assert (sleeper.steps["restore"], sleeper.steps["prepare"]) == (1, 1), "it was not started into memory in use"
+
+
+async def test_the_memory_of_its_degree_is_measured() -> None:
+    devices = Memory(tuple(GpuDevice(number, 24.0, "described", False) for number in range(2)))
+    devices.used = 12 * GIB
+    memory = {"awake": {"1": 16, "2": 10}, "asleep": {"1": 6, "2": 0}}
+    entry = read_entries(msgspec.json.encode({"a": {**ENTRY, "degrees": [1, 2], "memory_gb": memory}}))["a"]
+    await check_memory(devices, InstanceId("a", Chunk(0, 2)), entry, entry.asleep_gb(2))
+    await check_memory(devices, InstanceId("a", Chunk(0, 1)), entry, entry.asleep_gb(1))
+    with pytest.raises(OutOfMemory, match=r"a needs 16.0 GB"):
+        await check_memory(devices, InstanceId("a", Chunk(0, 1)), entry, 0.0)
+
+
+def test_a_specification_has_the_memory_of_each_degree() -> None:
+    fields = {**ENTRY, "backend": "vllm", "degrees": [1, 2]}
+    split = fields | {"memory_gb": {"awake": {"1": 60, "2": 32}, "asleep": 2}}
+    entries = read_entries(msgspec.json.encode({"split": split, "one": fields}))
+    one, two = (spec_of("split", entries["split"]).of_degree(degree) for degree in (1, 2))
+    assert (one.awake_gb, two.awake_gb) == (60, 32)
+    assert (one.asleep_gb, two.asleep_gb) == ({"asleep1": 2, "asleep2": 2},) * 2
+    assert (one.host_gb, two.host_gb) == ({"asleep1": 60}, {"asleep1": 64})
+    spec = spec_of("one", entries["one"])
+    assert [spec.of_degree(degree).host_gb for degree in (1, 2)] == [{"asleep1": 16}, {"asleep1": 32}]
+    assert [spec.gb(degree) for degree in (1, 2)] == [16, 16]
+
+
+def test_a_command_by_degree_is_a_part_of_the_revision() -> None:
+    """Its degrees are whole numbers, which are no names of a JSON object."""
+    made = {}
+    for name in ("x", "y"):
+        fields = {**ENTRY, "degrees": [1, 2], "command": {"1": ["x", "{port}"], "2": [name, "{port}"]}}
+        made[name] = spec_of("a", read_entries(msgspec.json.encode({"a": fields}))["a"]).revision
+    assert made["x"] != made["y"]
 
 
 async def test_a_failure_of_ours_ends_the_service(node: Node) -> None:

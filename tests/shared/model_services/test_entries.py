@@ -74,6 +74,21 @@ def test_host_memory_of_a_sleeping_engine() -> None:
     assert read(memory_gb={"awake": 16, "host": 3}).host_gb(2) == 3
 
 
+def test_memory_may_differ_by_degree() -> None:
+    memory = {
+        "awake": {"1": 60, "2": 32, "4": 17.5},
+        "asleep": {"1": 2, "2": 1, "4": 0},
+        "host": {"1": 9, "2": 8, "4": 7},
+    }
+    found = read(memory_gb=memory, degrees=[4, 1, 2])
+    assert found.awake_gb_by == {1: 60, 2: 32, 4: 17.5}
+    assert [found.asleep_gb(degree) for degree in (1, 2, 4)] == [2, 1, 0]
+    assert [found.host_gb(degree) for degree in (1, 2, 4)] == [9, 8, 7]
+    some = read(memory_gb={"awake": {"1": 60, "2": 32}, "asleep": 3}, degrees=[1, 2])
+    assert [(some.asleep_gb(degree), some.host_gb(degree)) for degree in (1, 2)] == [(3, 60), (3, 64)]
+    assert read(memory_gb={"awake": 16, "asleep": 2}, degrees=[1, 2]).awake_gb_by == {1: 16, 2: 16}
+
+
 ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"backend": None}, 'missing field `backend`; write "backend": "process"; there are process, vllm, sglang and'),
     ({"backend": "tgi"}, "backend: must be one of process, sglang, torch, vllm, not 'tgi'"),
@@ -128,6 +143,19 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"memory_gb": {"awake": 0}}, "memory_gb.awake: must be greater than 0"),
     ({"memory_gb": {"awake": 4, "asleep": 4}}, "memory_gb: `asleep` should be less than `awake`"),
     ({"memory_gb": {"awake": 4, "asleep": -1}}, "memory_gb.asleep: must be at least 0"),
+    ({"memory_gb": {"awake": "16"}}, "memory_gb.awake: must be a number or an object, not text"),
+    ({"memory_gb": {"awake": {"1": 60}}, "degrees": [1, 2]},
+     'memory_gb.awake: degree 2 has none; add "2": ... or remove it from `degrees`'),
+    ({"memory_gb": {"awake": {}}}, 'memory_gb.awake: degree 1 has none; add "1": ... or remove it from `degrees`'),
+    ({"memory_gb": {"awake": {"1": 60, "4": 17}}},
+     "memory_gb.awake: 4 is not in `degrees`, [1]; add it there, or remove it"),
+    ({"memory_gb": {"awake": 60, "asleep": {"2": 1}}, "degrees": [1, 2]}, "memory_gb.asleep: degree 1 has none; add"),
+    ({"memory_gb": {"awake": 60, "host": {"1": 1, "8": 1}}}, "memory_gb.host: 8 is not in `degrees`, [1]; add it"),
+    ({"memory_gb": {"awake": {"one": 60}}}, "memory_gb.awake: a key must be a whole number, not text"),
+    ({"memory_gb": {"awake": {"1": 0}}}, "memory_gb.awake[...]: must be greater than 0"),
+    ({"memory_gb": {"awake": {"1": "much"}}}, "memory_gb.awake[...]: must be a number, not text"),
+    ({"memory_gb": {"awake": {"1": 60, "2": 3}, "asleep": 3}, "degrees": [1, 2]},
+     "memory_gb: `asleep` should be less than `awake` at degree 2: it is what a sleeping engine keeps"),
     ({"memory_gb": {"awake": 4, "disk": 1}},
      "memory_gb: unknown field `disk`; the fields are `awake`, `asleep`, `host`"),
     ({"concurrency": 0}, "concurrency: must be at least 1"),

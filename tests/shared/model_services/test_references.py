@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from services.gpu_manager.backends.launching import EngineLaunch
-from shared.model_services.entries import ServiceEntry, read_entries
-from shared.model_services.references import Declaration, read_declaration, referred
+from shared.model_services.entries import MemoryNeed, ServiceEntry, read_entries
+from shared.model_services.references import Declaration, ServiceReference, read_declaration, referred
 from shared.model_services.shown import shown
 from shared.runtime.errors import BadRequest, Forbidden
 from tests.shared.model_services.test_entries import COMMAND, JUDGE, entry
@@ -165,6 +165,25 @@ def test_a_subset_of_degrees_keeps_their_commands_and_addresses() -> None:
     assert found.command == {4: ["four", "{port}"], 1: ["one", "{port}"]}
     given = apply("given", {"entry": "given", "degrees": [2]})
     assert (given.url, given.first_gpu, given.url_of(1)) == ({2: "http://127.0.0.1:2"}, {2: 2}, "")
+
+
+def test_a_subset_of_degrees_keeps_their_memory() -> None:
+    memory = {"awake": {"1": 60, "2": 32}, "asleep": 2, "host": {"1": 40, "2": 41}}
+    file = read_entries(msgspec.json.encode({"split": entry(degrees=[1, 2], memory_gb=memory)}))["split"]
+    found = referred("second", ServiceReference(entry="split", degrees=[2]), file)
+    assert found.memory_gb == MemoryNeed(awake={2: 32}, asleep=2, host={2: 41})
+    assert found.awake_gb_by == {2: 32}
+
+
+def test_memory_is_shown_by_degree_where_it_was_declared_so() -> None:
+    memory = {"awake": {"1": 60, "2": 32}, "asleep": {"1": 1, "2": 3}}
+    split = read_entries(msgspec.json.encode({"split": entry(degrees=[2, 1], memory_gb=memory)}))["split"]
+    found = shown(split, with_commands=False)
+    assert found.memory_gb == {"awake": 60, "asleep": 3}
+    assert found.memory_gb_by_degree == {"1": {"awake": 60, "asleep": 1}, "2": {"awake": 32, "asleep": 3}}
+    one = read_entries(msgspec.json.encode({"a": entry(degrees=[1, 2], memory_gb={"awake": 16, "host": 4})}))["a"]
+    found = shown(one, with_commands=False)
+    assert (found.memory_gb, found.memory_gb_by_degree) == ({"awake": 16, "asleep": 0, "host": 4}, {})
 
 
 def test_one_running_engine_has_one_service() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from services.proxy.http.openapi.kinds import struct_schemas
@@ -15,6 +16,11 @@ _BY_DEGREE = {
     "url": ("ServiceAddress", "An address, or degree -> address.", "AddressesByDegree"),
     "first_gpu": ("ServiceFirstGpu", "A number, or degree -> number.", "FirstGpusByDegree"),
 }
+_MEMORY_BY_DEGREE = {
+    "awake": ("AwakeMemory", "GB, or degree -> GB.", "AwakeMemoryByDegree"),
+    "asleep": ("AsleepMemory", "GB, or degree -> GB.", "AsleepMemoryByDegree"),
+    "host": ("HostMemory", "GB, or degree -> GB.", "HostMemoryByDegree"),
+}
 
 
 def model_service_schemas() -> dict[str, Schema]:
@@ -23,15 +29,9 @@ def model_service_schemas() -> dict[str, Schema]:
     whole, reference = schemas.pop("ServiceEntry"), schemas.pop("ServiceReference")
     schemas.pop("CanaryTexts", None)
     fields: dict[str, Schema] = copy.deepcopy(whole["properties"])
-    shared: dict[str, Schema] = {}
-    for name, (union, text, by_degree) in _BY_DEGREE.items():
-        single, many = (form for form in fields[name]["anyOf"] if form.get("type") != "null")
-        shared[by_degree] = {**many, "description": f"Degree -> {name}."}
-        if single["type"] == "array":  # generators need a name for it
-            shared["ServiceCommandLine"] = {**single, "description": "A command and its arguments."}
-            single = ref("ServiceCommandLine")
-        shared[union] = {"description": text, "oneOf": [single, ref(by_degree)]}
-        fields[name] = {**ref(union), "description": fields[name].get("description", "")}
+    memory: dict[str, Schema] = schemas["MemoryNeed"]["properties"]
+    shared = {**_named_unions(fields, _BY_DEGREE), **_named_unions(memory, _MEMORY_BY_DEGREE)}
+    memory["host"] = {"anyOf": [ref("HostMemory"), {"type": "null"}], "description": memory["host"]["description"]}
     schemas["EngineCanary"]["properties"]["expect"] = ref("CanaryAnswer")
     shared["CanaryAnswer"] = {
         "description": "Known answer: a text, a number, or numbers.",
@@ -49,6 +49,20 @@ def model_service_schemas() -> dict[str, Schema]:
     for field in declaration["properties"].values():
         field.pop("default", None)  # those of a reference are the entry's
     return {**schemas, **shared, "ServiceDeclaration": declaration}
+
+
+def _named_unions(fields: dict[str, Schema], by_degree: Mapping[str, tuple[str, str, str]]) -> dict[str, Schema]:
+    """Name the unions of fields that have one value, or one for each degree. Return the schemas."""
+    named: dict[str, Schema] = {}
+    for name, (union, text, many_name) in by_degree.items():
+        single, many = (form for form in fields[name]["anyOf"] if form.get("type") != "null")
+        named[many_name] = {**many, "description": f"Degree -> {name}."}
+        if single["type"] == "array":  # generators need a name for it
+            named["ServiceCommandLine"] = {**single, "description": "A command and its arguments."}
+            single = ref("ServiceCommandLine")
+        named[union] = {"description": text, "oneOf": [single, ref(many_name)]}
+        fields[name] = {**ref(union), "description": fields[name].get("description", "")}
+    return named
 
 
 def _described(schema: Schema, name: str) -> dict[str, Any]:

@@ -123,6 +123,27 @@ async def test_a_whole_entry_needs_a_node_that_allows_it(http: aiohttp.ClientSes
     assert (status, "memory_gb" in problem["detail"]) == (422, True)
 
 
+async def test_memory_may_be_declared_by_degree(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await publish(valkey, allow=True)
+    memory = {"awake": {"1": 60, "2": 32}, "asleep": 2}
+    status, view = await ask(http, "PUT", "/split", entry(degrees=[1, 2], memory_gb=memory))
+    assert (status, view["awake_gb"]) == (200, 60)
+    by_degree = {"1": {"awake": 60, "asleep": 2}, "2": {"awake": 32, "asleep": 2}}
+    assert view["entry"]["memory_gb_by_degree"] == by_degree
+    assert (await ask(http, "GET", "/split"))[1]["entry"] == view["entry"]
+    declared = (await read_declared(valkey)).services["split"].declaration
+    assert declared is not None
+    assert declared.whole is not None
+    assert declared.whole.awake_gb_by == {1: 60, 2: 32}
+    for wrong, message in (
+        ({"awake": {"1": 60}}, 'memory_gb.awake: degree 2 has none; add "2": ... or remove it from `degrees`'),
+        ({"awake": {"1": 60, "2": 32, "8": 9}}, "memory_gb.awake: 8 is not in `degrees`, [1, 2]; add it there, or"),
+    ):
+        status, problem = await ask(http, "PUT", "/wrong", entry(degrees=[1, 2], memory_gb=wrong))
+        assert (status, problem["type"].rpartition("/")[2]) == (422, "bad-request")
+        assert message in problem["detail"]
+
+
 @pytest.mark.parametrize("body", ATTACKS, ids=range(len(ATTACKS)))
 async def test_no_attack_is_stored(http: aiohttp.ClientSession, valkey: Redis, body: Any) -> None:
     await publish(valkey)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -61,12 +61,13 @@ def services_of(
             service=name,
             degrees=sorted(entry.degrees),
             concurrency=entry.concurrency,
-            awake_gb=entry.memory_gb.awake,
+            awake_gb=max(entry.awake_gb_by.values()),
             resident=resident.get(name, []),
-            unusable=[*unusable.get(name, []), *_elsewhere(entry, len(device_gb))],
+            unusable=[*unusable.get(name, []), *_impossible(entry, device_gb)],
             restoring_s=restoring.get(name, 0.0),
             restore_s={degree: _restore_s(took, 0.0) for degree, took in sorted(measured.get(name, {}).items())},
             evict_s=evictions.get(name, {}),
+            awake_gb_by=entry.awake_gb_by,
         )
         for name, entry in sorted(entries.items())
     ]
@@ -81,12 +82,16 @@ def services_of(
     )
 
 
-def _elsewhere(entry: ServiceEntry, gpus: int) -> Iterator[tuple[int, int]]:
-    """Yield the chunks where no engine of a service can be, because its engines run already."""
-    for degree in entry.degrees:
+def _impossible(entry: ServiceEntry, device_gb: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """Yield the chunks where no engine of a service can be: it runs elsewhere already, or a GPU has too little memory.
+
+    O(GPUs x degrees).
+    """
+    for degree, needed_gb in entry.awake_gb_by.items():
         own = entry.first_gpu_of(degree)
-        if own is not None:
-            yield from ((first, degree) for first in range(0, gpus - degree + 1, degree) if first != own)
+        for first in range(0, len(device_gb) - degree + 1, degree):
+            if own not in (None, first) or min(device_gb[first : first + degree]) < needed_gb:
+                yield first, degree
 
 
 def cold_start_s(views: Iterable[InstanceView], acquire_s: Seconds = 0.0) -> dict[str, Seconds]:
@@ -174,8 +179,8 @@ def _offer(entry: ServiceEntry) -> ServiceOffer:
         model=entry.model,
         degrees=sorted(entry.degrees),
         concurrency=entry.concurrency,
-        awake_gb=entry.memory_gb.awake,
-        asleep_gb=entry.memory_gb.asleep,
+        awake_gb=max(entry.awake_gb_by.values()),
+        asleep_gb=max(map(entry.asleep_gb, entry.degrees)),
         priority=entry.priority,
         min_residency_s=entry.min_residency_s,
     )

@@ -136,7 +136,7 @@ class ServiceHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Units that one engine of it may use."""
     concurrency: int
     awake_gb: float
-    """Memory of each unit that an engine needs."""
+    """Memory of each unit that an engine needs; the most of all degrees."""
     resident: list[tuple[int, int]] = []
     """Chunks that hold it."""
     unusable: list[tuple[int, int]] = []
@@ -148,6 +148,8 @@ class ServiceHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Degree -> measured seconds of a restore, from where its engines are. Older nodes end before it."""
     evict_s: dict[int, float] = {}
     """Degree -> measured seconds of an eviction, at the level that costs least. Older nodes end before it."""
+    awake_gb_by: dict[int, float] = {}
+    """Degree -> memory of each unit that an engine of this degree needs. Older nodes end before it."""
 
 
 class ServicesChanged(Message, frozen=True, kw_only=True, tag="services-changed.v1"):

@@ -121,9 +121,9 @@ def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
     return stimuli.InventoryReported(taken.node, taken.incarnation, held, environments)
 
 
-def _seconds(by_degree: Mapping[int, float]) -> dict[int, float]:
-    """Leave out what cannot be a time."""
-    return {degree: took_s for degree, took_s in by_degree.items() if 0.0 < took_s < math.inf}
+def _measures(by_degree: Mapping[int, float]) -> dict[int, float]:
+    """Leave out what cannot be a time or an amount of memory."""
+    return {degree: measure for degree, measure in by_degree.items() if 0.0 < measure < math.inf}
 
 
 def to_services(changed: ServicesChanged) -> ServicesReported:
@@ -135,8 +135,9 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
             one.awake_gb,
             frozenset(Chunk(*chunk) for chunk in one.resident),
             frozenset(Chunk(*chunk) for chunk in one.unusable),
-            restore_s=_seconds(one.restore_s),
-            evict_s=_seconds(one.evict_s),
+            awake_gb_by=_measures(one.awake_gb_by),
+            restore_s=_measures(one.restore_s),
+            evict_s=_measures(one.evict_s),
         )
         for one in changed.services
     }

@@ -42,6 +42,19 @@ def test_restores_are_reported_by_degree() -> None:
     assert [one.restore_s for one in report.services] == [{1: 2.0, 2: 9.0}, {}]
 
 
+SPLIT = {**ENTRY, "memory_gb": {"awake": {"1": 30, "2": 16}, "asleep": {"1": 2, "2": 1}}}
+
+
+def test_memory_is_reported_by_degree_and_chunks_that_have_too_little_are_unusable() -> None:
+    entries = read_entries(msgspec.json.encode({"split": SPLIT}))
+    split = services_of(NODE, entries, [], [24.0, 24.0, 48.0, 12.0]).services[0]
+    assert (split.awake_gb, split.awake_gb_by) == (30.0, {1: 30.0, 2: 16.0})
+    assert sorted(split.unusable) == [(0, 1), (1, 1), (2, 2), (3, 1)]
+    assert [one.unusable for one in services_of(NODE, ENTRIES, [], [24.0] * 4).services] == [[], []]
+    offer = page_of(NODE, entries, [], [], SYSTEM_CLOCK).services["split"]
+    assert (offer.awake_gb, offer.asleep_gb) == (30.0, 2.0)
+
+
 def test_the_reported_eviction_is_to_the_level_that_costs_least() -> None:
     sleepy = view(
         0, "resident", evict_cold=1.0, restore_cold=60.0, evict_asleep1=10.0, restore_asleep1=2.0, evict_asleep2=0.5,

@@ -47,7 +47,8 @@ def services_of(
         if restores := _restores(view):
             measured.setdefault(service, {}).setdefault(size, []).extend(restores)
         if (evict_s := _evict_s(view.measured_s)) is not None:
-            evictions.setdefault(service, {})[size] = evict_s  # of all its instances with this degree
+            by_degree = evictions.setdefault(service, {})
+            by_degree[size] = max(evict_s, by_degree.get(size, 0.0))
         if view.ready_s is not None:
             left_s = max(LEAST_RESTORE_S, view.ready_s - now)
             restoring[service] = min(left_s, restoring.get(service, left_s))

@@ -23,10 +23,10 @@ LIMIT_S = 300
 def test_any_two_of_its_services_fit_on_one_gpu_beside_the_sleeping_third() -> None:
     entries = read_entries((EXAMPLE / "services.json").read_bytes())
     assert set(entries) == {"judge", "reward-a", "reward-b"}
-    awake = {name: entry.memory_gb.awake for name, entry in entries.items()}
+    awake = {name: entry.awake_gb(1) for name, entry in entries.items()}
     for pair in combinations(entries, 2):
         third = next(entry for name, entry in entries.items() if name not in pair)
-        assert sum(awake[name] for name in pair) + third.memory_gb.asleep <= GPU_GB
+        assert sum(awake[name] for name in pair) + third.asleep_gb(1) <= GPU_GB
     assert sum(awake.values()) > GPU_GB
 
 

@@ -83,8 +83,8 @@ def test_the_entries_can_be_used() -> None:
 
 
 def test_two_judges_need_more_than_one_gpu_and_one_fits_beside_a_sleeping_one() -> None:
-    one, other = entries()["judge-a"].memory_gb, entries()["judge-b"].memory_gb
-    assert one.awake + other.asleep <= 80 < one.awake + other.awake
+    one, other = entries()["judge-a"], entries()["judge-b"]
+    assert one.awake_gb(1) + other.asleep_gb(1) <= 80 < one.awake_gb(1) + other.awake_gb(1)
 
 
 @pytest.mark.parametrize(("command", "option"), [("up", "--detach"), ("demo", "--gpu"), ("services", "watch")])

@@ -14,7 +14,8 @@ import pytest
 from services.gpu_manager.adoption import adopt_engines
 from services.gpu_manager.backends.engine_folders import EngineFolders
 from services.gpu_manager.backends.engine_http import open_engines
-from services.gpu_manager.devices import DescribedMemory, GpuDevice
+from services.gpu_manager.described_memory import DescribedMemory
+from services.gpu_manager.devices import GpuDevice
 from services.gpu_manager.engine_factory import EngineFactory
 from services.gpu_manager.serving import Serving
 from services.gpu_manager.specs import spec_of

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from services.gpu_manager.devices import GIB, DescribedMemory, GpuDevice, WrongDevices, find_devices, read_described
+from services.gpu_manager.described_memory import DescribedMemory
+from services.gpu_manager.devices import GIB, GpuDevice, WrongDevices, find_devices, read_described
 
 TWO = '[{"memory_gb": 24}, {"memory_gb": 0.5, "name": "small"}]'
 

@@ -21,8 +21,9 @@ from services.gpu_manager.backends.protocol import (
     Residency,
     WrongAnswer,
 )
+from services.gpu_manager.described_memory import DescribedMemory
 from services.gpu_manager.device_checks import check_memory
-from services.gpu_manager.devices import GIB, DescribedMemory, GpuDevice
+from services.gpu_manager.devices import GIB, GpuDevice
 from services.gpu_manager.engine_use import NotServed
 from services.gpu_manager.executor import GpuExecutor
 from services.gpu_manager.kernel_actions import KernelActions

@@ -105,8 +105,8 @@ def test_each_pair_fits_beside_the_sleeping_third_and_all_three_do_not() -> None
     alone = {service: LoneModel(service, [REFERENCE], *sizes[service]) for service in SERVICES}
     found = declared(DemoModels(Path("/m"), Path("/m/judge.gguf")), alone)
     entries = read_entries(msgspec.json.encode(found.entries))
-    awake = {name: entry.memory_gb.awake for name, entry in entries.items()}
-    asleep = {name: entry.memory_gb.asleep for name, entry in entries.items()}
+    awake = {name: entry.awake_gb(1) for name, entry in entries.items()}
+    asleep = {name: entry.asleep_gb(1) for name, entry in entries.items()}
     for third in SERVICES:
         assert sum(awake.values()) - awake[third] + asleep[third] <= found.budget_gb
     assert found.budget_gb < found.together_gb < sum(awake.values())

@@ -13,7 +13,8 @@ from services.gpu_manager.backends.engine_server import EngineSettings
 from services.gpu_manager.backends.launching import EngineLaunch, Ports
 from services.gpu_manager.backends.process import ProcessBackend
 from services.gpu_manager.backends.protocol import EngineError, EngineGone, OutOfMemory
-from services.gpu_manager.devices import DescribedMemory, GpuDevice
+from services.gpu_manager.described_memory import DescribedMemory
+from services.gpu_manager.devices import GpuDevice
 from tests.services.gpu_manager.backends.engines import CANARY, QUICK, Engines, command, until
 from tests.services.gpu_manager.backends.vllm_server import Switches, running_vllm
 

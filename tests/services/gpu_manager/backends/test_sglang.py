@@ -14,7 +14,8 @@ import pytest
 from services.gpu_manager.backends.engine_server import EngineServer
 from services.gpu_manager.backends.protocol import EngineError, EngineGone, OutOfMemory, WrongAnswer
 from services.gpu_manager.backends.sglang import SglangBackend
-from services.gpu_manager.devices import DescribedMemory, GpuDevice
+from services.gpu_manager.described_memory import DescribedMemory
+from services.gpu_manager.devices import GpuDevice
 from tests.services.gpu_manager.backends.engines import Engines, command, until
 from tests.services.gpu_manager.backends.sglang_server import TAGS, SglangServer, Switches, running_sglang
 

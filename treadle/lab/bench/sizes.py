@@ -104,7 +104,7 @@ class Sizes:
 QUICK = Sizes(
     seconds=1.5,
     rounds=1,
-    kills=2,
+    kills=1,
     bulk=5_000,
     beside=25_000,
     sleep_waves=2,

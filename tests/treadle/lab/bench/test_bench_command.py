@@ -31,6 +31,7 @@ def tiny_run() -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(540)
 def test_a_tiny_run_measures_everything_and_prints_one_object(tiny_run: subprocess.CompletedProcess[str]) -> None:
     assert tiny_run.returncode == 0, tiny_run.stderr
     report = msgspec.json.decode(tiny_run.stdout, type=BenchReport)  # unknown fields are an error
@@ -42,6 +43,7 @@ def test_a_tiny_run_measures_everything_and_prints_one_object(tiny_run: subproce
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(540)
 def test_every_figure_reports_whether_it_met_its_target(tiny_run: subprocess.CompletedProcess[str]) -> None:
     report = msgspec.json.decode(tiny_run.stdout, type=BenchReport)
     for one in report.figures:
@@ -55,6 +57,7 @@ def test_every_figure_reports_whether_it_met_its_target(tiny_run: subprocess.Com
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(540)
 def test_progress_stays_out_of_the_object(tiny_run: subprocess.CompletedProcess[str]) -> None:
     assert "round 1 of 1, treadle" in tiny_run.stderr
     assert "round" not in tiny_run.stdout

@@ -124,7 +124,7 @@ class GpuView(BaseModel):
     """`held` (the mesh uses it), `draining`, `releasing`, `released` (given away), `acquiring`, or `unknown` (a hook
     has failed). Empty: its node has no hooks, so it is always held."""
     why: str
-    """Reason for an ownership that is not `held`."""
+    """Reason for an ownership that is not `held`, or the fault of a GPU on which nothing is granted."""
 
 
 class ModelServiceList(BaseModel):

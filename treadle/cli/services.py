@@ -158,8 +158,8 @@ def _show(view: ModelServiceView, as_json: bool) -> None:
 
 def _overview(found: ModelServiceList) -> Group:
     """Services with their engines, and the GPUs of nodes that give some away."""
-    owned = [one for one in found.gpus if one.ownership]
-    return Group(_table(found.services), "", _gpus(owned)) if owned else Group(_table(found.services))
+    special = [one for one in found.gpus if one.ownership or one.why]  # with hooks, or faulty
+    return Group(_table(found.services), "", _gpus(special)) if special else Group(_table(found.services))
 
 
 def _gpus(gpus: Sequence[GpuView]) -> Table:

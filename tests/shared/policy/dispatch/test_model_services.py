@@ -246,6 +246,20 @@ def test_the_degree_is_chosen_by_the_sum_of_completion_times() -> None:
     assert sum(len(one.numbers) for one in cluster.running.values()) == 8
 
 
+@pytest.mark.parametrize(("amounts", "granted"), [((1, 2), 2), ((1, 2, 4), 4), ((1,), 0)])
+def test_a_degree_that_fits_nowhere_does_not_keep_the_others_from_it(amounts: tuple[int, ...], granted: int) -> None:
+    nowhere = frozenset(Chunk(first, 1) for first in range(4))
+    large = ServedModel((1, 2, 4), 1, 150.0, unusable=nowhere, awake_gb_by={2: 75.0, 4: 40.0})
+    cluster = Cluster(("a",), 4, {"A": large, "B": served(1, 2, 4, gb=60.0)})
+    cluster.join()
+    cluster.submit("other", use("B", 4))
+    stage = replace(use("A", 1, duration_s=8.0), amounts=amounts, elasticity=Elasticity("power", exponent=1.0))
+    assert cluster.submit("large", stage if len(amounts) > 1 else use("A", 1)) == []
+    cluster.end("other")
+    assert len(cluster.running["large"].numbers if granted else ()) == granted
+    assert ("large" in cluster.running) == bool(granted)
+
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["submit", "submit", "end", "tick", "takeover"]), st.integers(0, 3), st.sampled_from("ABC-")

@@ -70,11 +70,16 @@ class EngineChoice:
             return
         nodes = self.cluster.nodes.of(pool, lane)
         each = self._price(pool, nodes)
-        found = sorted(self._now(nodes, action, scaled, each))
-        if found and action.request.id != self.insisting and self._waits(nodes, action, scaled, each, found[0]):
+        best = self._best(nodes, nodes, action, scaled, each)
+        if best is None:
+            return
+        if action.request.id != self.insisting and self._waits(nodes, action, scaled, each, best):
             self.waiting.add(action.request.id)
             return
-        for one in found:
+        action.units = {**action.work.units, action.resource: best.units}
+        yield best.node
+        others = [self._best([node], nodes, action, scaled, each) for node in nodes if node is not best.node]
+        for one in sorted(one for one in others if one is not None):
             action.units = {**action.work.units, action.resource: one.units}
             yield one.node
 
@@ -84,29 +89,40 @@ class EngineChoice:
         owned = max(1, owned)
         return max(price(min(busy, owned), owned), pool.queued / owned)
 
-    def _now(self, nodes: list[Node], action: ActionState, scaled: Scalable, each: float) -> Iterator[EnginePlace]:
-        """Yield the best place on each node where the action could start now."""
-        waiting = self._waiting(action)
-        use, lasts_s = action.use(self.now), scaled.durations_s.tolist()
-        for node in nodes:
-            if not node.accepts(action.request.id, action.work.kind):
-                continue
-            resource, best = node.resources.get(action.resource), None
-            if resource is None:
+    def _best(
+        self, among: list[Node], nodes: list[Node], action: ActionState, scaled: Scalable, each: float
+    ) -> EnginePlace | None:
+        """Return the best place among some of the nodes where the action could start now.
+
+        Evictions only add to a cost, so they are computed only where the rest is no more than the least cost so far.
+        """
+        waiting, use, lasts_s = self._waiting(action), action.use(self.now), scaled.durations_s.tolist()
+        found: list[tuple[float, int, Node, Resource, int, bool]] = []
+        for node in among:
+            resource = node.resources.get(action.resource)
+            if resource is None or not node.accepts(action.request.id, action.work.kind):
                 continue
             for units, last_s in zip(scaled.amounts, lasts_s, strict=True):
                 place = resource.place(units, use)
                 if place is None:
                     continue
-                share = place.slots if place.joins else max(1, min(waiting, place.slots))
-                gpu_s = units * (place.restore_s / waiting + last_s / share)
-                cost_s = place.restore_s + last_s + each * gpu_s
-                if place.joins and cost_s > self._drained(resource, nodes, action, scaled, units, each):
-                    continue
-                if best is None or (cost_s, place.rank) < best[:2]:
-                    best = EnginePlace(cost_s, place.rank, node.name, units, node)
-            if best is not None:
-                yield best
+                joins, restore_s, slots = place
+                share = slots if joins else max(1, min(waiting, slots))
+                cost_s = restore_s + last_s + each * units * (restore_s / waiting + last_s / share)
+                found.append((cost_s, len(found), node, resource, units, joins))
+        found.sort()
+        best: EnginePlace | None = None
+        for cost_s, _, node, resource, units, joins in found:
+            if best is not None and cost_s > best.cost_s:
+                break
+            if evict_s := resource.evict_s(units, use):
+                cost_s += evict_s * (1.0 + each * units / waiting)  # the whole cost
+            if joins and cost_s > self._drained(resource, nodes, action, scaled, units, each):
+                continue
+            one = EnginePlace(cost_s, resource.rank(units, use) or (), node.name, units, node)
+            if best is None or one[:4] < best[:4]:
+                best = one
+        return best
 
     def _waiting(self, action: ActionState) -> int:
         return self.cluster.queues.pool(action.work.pool).services.get(action.work.service, 1) or 1

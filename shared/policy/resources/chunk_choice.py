@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shared.policy.model.chunks import Chunk
@@ -34,6 +34,27 @@ class FreeChunk(NamedTuple):
     chunk: Chunk
     room_gb: float
     """Least memory that is free on one of its GPUs."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What follows from the state of a node's GPUs. Valid until the next change."""
+
+    free: dict[int, list[FreeChunk]] = field(default_factory=dict)
+    """Size -> free chunks, in order."""
+    choices: dict[tuple[int, str], ChunkChoice | None] = field(default_factory=dict)
+    """(Size, service) -> choice. A decision asks for one several times."""
+    evictions: dict[tuple[Chunk, float], float] = field(default_factory=dict)
+    """(Chunk, memory that is needed there) -> seconds until what leaves for it has left."""
+    units: int | None = None
+    """Free GPUs that the node owns."""
+
+    def forget(self) -> None:
+        """Forget all."""
+        self.free.clear()
+        self.choices.clear()
+        self.evictions.clear()
+        self.units = None
 
 
 @dataclass(slots=True)

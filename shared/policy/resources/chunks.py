@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served
-from shared.policy.resources.chunk_choice import BusyChunk, ChunkChoice, FreeChunk, best_free, free_level
+from shared.policy.resources.chunk_choice import BusyChunk, ChunkChoice, FreeChunk, Known, best_free, free_level
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
 from shared.policy.resources.model_residency import ROUNDING_GB, Implied, ModelResidency
 from shared.policy.resources.resource import NO_USE, Operator, Place, Rank, Resource, ResourceSpec, Use
@@ -28,8 +28,8 @@ class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
     __slots__ = (
-        "_away", "_bad", "_beyond", "_busy", "_busy_of", "_choices", "_free", "_held", "_implied", "_largest", "_mask",
-        "_share", "_units", "capacity", "models", "spec",
+        "_away", "_bad", "_beyond", "_busy", "_busy_of", "_held", "_implied", "_known", "_largest", "_mask", "_share",
+        "capacity", "models", "spec",
     )  # fmt: skip
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
@@ -47,12 +47,7 @@ class Chunks:
         self._busy: dict[Chunk, BusyChunk] = {}
         self._busy_of: dict[str, dict[Chunk, BusyChunk]] = {}
         """Service -> busy chunks that it has."""
-        self._free: dict[int, list[FreeChunk]] = {}
-        """Size -> free chunks, in order. This and the next two are valid until the next change (`_changed`)."""
-        self._choices: dict[tuple[int, str], ChunkChoice | None] = {}
-        """(Size, service) -> choice. A decision asks for one several times."""
-        self._units: int | None = None
-        """`free`."""
+        self._known = Known()
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}
@@ -72,7 +67,7 @@ class Chunks:
         """Apply the node's report of its model services, the memory of its GPUs, and bad and released GPUs."""
         self.models.report(served, device_gb, ((chunk, busy.service) for chunk, busy in self._busy.items()))
         self._implied.clear()
-        self._changed()
+        self._known.forget()
         self._bad = self._mask_of(bad)
         self._away = self._bad | self._mask_of(released)
         self._largest = max((degree for one in served.values() for degree in one.degrees), default=LARGEST)
@@ -93,7 +88,7 @@ class Chunks:
     @share.setter
     def share(self, units: int | None) -> None:
         self._share = units
-        self._changed()
+        self._known.forget()
 
     @property
     def used(self) -> int:
@@ -108,10 +103,10 @@ class Chunks:
     @property
     def free(self) -> int:
         """GPUs that the node owns and that are not busy, bad or released."""
-        if self._units is None:
+        if self._known.units is None:
             usable = self.capacity - (self._away & ~self._mask).bit_count()
-            self._units = max(0, (usable if self._share is None else min(self._share, usable)) - self.used)
-        return self._units
+            self._known.units = max(0, (usable if self._share is None else min(self._share, usable)) - self.used)
+        return self._known.units
 
     def fits(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder can get a chunk of this size now, or join one of its service."""
@@ -135,9 +130,9 @@ class Chunks:
     def choose(self, units: int, service: str = "") -> ChunkChoice | None:
         """Return where a holder would go; None: nowhere now. O(GPUs) after a change."""
         asked = units, service
-        if asked not in self._choices:
-            self._choices[asked] = self._choose(units, service)
-        return self._choices[asked]
+        if asked not in self._known.choices:
+            self._known.choices[asked] = self._choose(units, service)
+        return self._known.choices[asked]
 
     def _choose(self, units: int, service: str) -> ChunkChoice | None:
         if units not in SIZES or not self._serves(units, service):
@@ -152,14 +147,24 @@ class Chunks:
         return best_free(free, self.models.chunks_of(service), one.unusable, one.gb(units) - ROUNDING_GB)
 
     def place(self, units: int, use: Use = NO_USE) -> Place | None:
-        """Return the place that a holder would get; None: nowhere now. O(engines on its GPUs) if it evicts."""
+        """Return the place that a holder would get; None: nowhere now."""
         choice = self.choose(units, use.service)
         if choice is None:
             return None
         one = self.models.served.get(use.service)
-        restore_s = self.models.swap_s(choice.chunk, use.service) if choice.restores else 0.0
+        restore_s = one.restore_s.get(units, 0.0) if one is not None and choice.restores else 0.0
         slots = 1 if one is None else one.concurrency
-        return Place(not choice.joins, restore_s, (*choice[:5], -self.free), slots)
+        return Place(not choice.joins, restore_s, slots)
+
+    def evict_s(self, units: int, use: Use) -> float:
+        """Return the reported seconds until what leaves for a holder has left. O(engines on its GPUs), then kept."""
+        choice, evictions = self.choose(units, use.service), self._known.evictions
+        if choice is None or not choice.evicts:
+            return 0.0
+        asked = choice.chunk, self.models.served[use.service].gb(units)
+        if asked not in evictions:
+            evictions[asked] = self.models.evict_s(choice.chunk, use.service)
+        return evictions[asked]
 
     def exchange_s(self, units: int, evicted: int, use: Use) -> float:
         """Return the reported seconds of an eviction and a restore; 0: unknown."""
@@ -174,10 +179,10 @@ class Chunks:
                 yield chunk.size, one.concurrency, busy.holders
 
     def _free_chunks(self, units: int) -> list[FreeChunk]:
-        found = self._free.get(units)
+        found = self._known.free.get(units)
         if found is None:
             free, models = ~(self._mask | self._away), self.models
-            found = self._free[units] = sorted(
+            found = self._known.free[units] = sorted(
                 FreeChunk(
                     free_level(chunk, free, self.capacity, self._largest),
                     models.last_used_s(chunk),
@@ -199,7 +204,7 @@ class Chunks:
         assert holder not in self._held.keys() | self._beyond.keys(), f"{holder} has GPUs already"
         choice = None if use.numbers else self.choose(units, use.service)
         chunk = choice.chunk if choice is not None else self._reported(units, use) if use.numbers else None
-        self._changed()
+        self._known.forget()
         if chunk is None:
             self._beyond[holder] = units
             return
@@ -221,7 +226,7 @@ class Chunks:
         """
         if not units:
             return
-        self._changed()
+        self._known.forget()
         if holder in self._beyond:
             assert self._beyond.pop(holder) == units, f"{holder} gives back {units} GPUs, and has others"
             return
@@ -274,12 +279,6 @@ class Chunks:
         return ChunkStates(blocks_of(free, self.capacity), units)
 
     # ---- parts -------------------------------------------------------------------------------------------------
-
-    def _changed(self) -> None:
-        """Forget what followed from the state before. Every change calls it, and reads nothing until its end."""
-        self._free.clear()
-        self._choices.clear()
-        self._units = None
 
     def _mask_of(self, gpus: Iterable[int]) -> int:
         return sum(1 << gpu for gpu in set(gpus) if 0 <= gpu < self.capacity)

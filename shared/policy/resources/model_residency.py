@@ -100,7 +100,9 @@ class ModelResidency:
         for other, name in leaving:
             self._drop(other, name)
         if here is None:
-            since_s = now + self._swap_s(chunk, service, leaving)
+            one = self.served.get(service)
+            restore_s = 0.0 if one is None else one.restore_s.get(chunk.size, 0.0)
+            since_s = now + self._evict_s(leaving) + restore_s
         else:
             since_s = now if here.since_s == -math.inf else here.since_s
         self._hold(chunk, service, Held(since_s, now))
@@ -125,9 +127,9 @@ class ModelResidency:
         for other, name in self._in_the_way(chunk, service):
             yield name, self._held[name][other].since_s
 
-    def swap_s(self, chunk: Chunk, service: str) -> float:
-        """Seconds until a chunk that does not hold a service could execute it, as far as the node has reported them."""
-        return self._swap_s(chunk, service, self._leaving(chunk, service))
+    def evict_s(self, chunk: Chunk, service: str) -> float:
+        """Seconds until what leaves for a restore of this service has left, as far as the node has reported them."""
+        return self._evict_s(self._leaving(chunk, service))
 
     def _in_the_way(self, chunk: Chunk, service: str) -> Iterator[tuple[Chunk, str]]:
         """Yield (chunk, service) of what has memory on a GPU that does not hold it and this service together."""
@@ -176,14 +178,13 @@ class ModelResidency:
             if gpu < len(self._free_gb):
                 self._free_gb[gpu] += gb
 
-    def _swap_s(self, chunk: Chunk, service: str, leaving: Iterable[tuple[Chunk, str]]) -> float:
-        """Seconds of the slowest eviction and of the restore: a node evicts engines of one chunk at the same time."""
+    def _evict_s(self, leaving: Iterable[tuple[Chunk, str]]) -> float:
+        """Seconds of the slowest eviction: a node evicts engines of one chunk at the same time."""
         slowest_s = 0.0
         for other, name in leaving:
             if (left := self.served.get(name)) is not None and left.evict_s:
                 slowest_s = max(slowest_s, left.evict_s.get(other.size, 0.0))
-        one = self.served.get(service)
-        return slowest_s if one is None else slowest_s + one.restore_s.get(chunk.size, 0.0)
+        return slowest_s
 
     def _gb(self, service: str, chunk: Chunk) -> float:
         one = self.served.get(service)

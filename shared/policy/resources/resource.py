@@ -71,8 +71,7 @@ class Place(NamedTuple):
     joins: bool
     """It shares units that others have already."""
     restore_s: float
-    """Seconds until its model service is resident there: evictions of others, and its restore."""
-    rank: Rank
+    """Seconds of the restore of its model service; `Resource.evict_s` comes before it."""
     slots: int = 1
     """Holders that can share the units."""
 
@@ -104,9 +103,7 @@ class Resource(Protocol):
 
     @property
     def free(self) -> int:
-        """Units that the node owns and that are not taken; never negative. Their structure may not allow to grant them
-        together.
-        """
+        """Units that the node owns and that are not taken; never negative. Perhaps they cannot be granted together."""
 
     @property
     def shared(self) -> int:
@@ -140,6 +137,9 @@ class Resource(Protocol):
 
     def place(self, units: int, use: Use = NO_USE) -> Place | None:
         """Return the place that a holder would get; None: it does not fit now. Asked of structured resources."""
+
+    def evict_s(self, units: int, use: Use) -> float:
+        """Return the seconds until the model services have left that leave for a holder."""
 
     def exchange_s(self, units: int, evicted: int, use: Use) -> float:
         """Return the seconds until an engine of the model service on this many units has replaced one on `evicted`."""
@@ -247,8 +247,11 @@ class PlainUnits:
 
     def place(self, units: int, use: Use = NO_USE) -> Place | None:
         """Units need no restore."""
-        rank = self.rank(units, use)
-        return None if rank is None else Place(False, 0.0, rank)
+        return Place(False, 0.0) if self.fits(units, use) else None
+
+    def evict_s(self, _units: int, _use: Use) -> float:
+        """Nothing leaves."""
+        return 0.0
 
     def exchange_s(self, _units: int, _evicted: int, _use: Use) -> float:
         """Units need no restore."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Final
 
@@ -16,6 +16,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.stimuli import AttemptsEnded, InventoryReported, NodeJoined, RequestsSubmitted
 from shared.policy.model.chunks import Chunk, Served, ServedModel
+from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Command, Grant, Request, Work
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
@@ -29,10 +30,16 @@ GPUS_OF_A_NODE: Final = 8
 SERVICES: Final = 64
 DEVICE_GB: Final = 80.0
 DEGREES: Final = ((1,), (1, 2), (2, 4), (8,))
+ELASTIC_DEGREES: Final = ((1, 2), (2, 4), (1, 2, 4), (1, 2, 4, 8))
+SPEED: Final = Elasticity("amdahl", serial=0.1)
+RESTORE_S, EVICT_S = 1.0, 0.5
+"""Seconds of a restore with one GPU, and of an eviction."""
 AWAKE_GB: Final = (10.0, 30.0, 60.0)
 CONCURRENCIES: Final = (1, 8)
 BUSY: Final = 0.75
 """Share of the GPUs that are busy at most while a choice is made."""
+WAITING: Final = 8
+"""Actions that wait after which a node counts as busy: elastic ones wait for engines instead of new GPUs."""
 WARM_UP: Final = 50
 FOREVER_S: Final = 1e6
 _RESOURCE: Final = "gpus"
@@ -44,6 +51,8 @@ class ChunkLoad:
 
     nodes: int
     rng: random.Random
+    elastic: bool = False
+    """Actions leave their degree to the leader, and nodes report times of restores and evictions."""
     dispatcher: Dispatcher = field(init=False)
     now: float = 1000.0
     served: dict[str, ServedModel] = field(init=False)
@@ -56,17 +65,20 @@ class ChunkLoad:
 
     def __post_init__(self) -> None:
         self.dispatcher = Dispatcher(specs={_RESOURCE: GPUS})
-        self.served = {
-            f"s{number}": ServedModel(
-                self.rng.choice(DEGREES), self.rng.choice(CONCURRENCIES), self.rng.choice(AWAKE_GB)
-            )
-            for number in range(SERVICES)
-        }
+        self.served = {f"s{number}": self._service() for number in range(SERVICES)}
         for number in range(self.nodes):
             name = f"n{number:03}"
             joined = NodeJoined(name, "1", "default", {_RESOURCE: GPUS_OF_A_NODE}, frozenset({"model"}))
             reported = ServicesReported(name, "1", _RESOURCE, self.full(), (DEVICE_GB,) * GPUS_OF_A_NODE)
             self.dispatcher.handle(self.now, joined, reported, InventoryReported(name, "1", {}))
+
+    def _service(self) -> ServedModel:
+        degrees = self.rng.choice(ELASTIC_DEGREES if self.elastic else DEGREES)
+        one = ServedModel(degrees, self.rng.choice(CONCURRENCIES), self.rng.choice(AWAKE_GB))
+        if not self.elastic:
+            return one
+        restore_s = {degree: RESTORE_S / degree for degree in degrees}
+        return replace(one, restore_s=restore_s, evict_s=dict.fromkeys(degrees, EVICT_S))
 
     def full(self) -> Served:
         """Return the services of a node, resident on random chunks until no further one has room."""
@@ -81,15 +93,18 @@ class ChunkLoad:
                 for gpu in chunk.gpus:
                     free_gb[gpu] -= one.awake_gb
             resident = frozenset({chunk}) if fits else frozenset[Chunk]()
-            found[name] = ServedModel(one.degrees, one.concurrency, one.awake_gb, resident)
+            found[name] = replace(one, resident=resident)
         return found
 
     def request(self) -> Request:
         """Return an action of a random service and one of its degrees."""
         self._made += 1
         name = self.rng.choice(sorted(self.served))
-        units = {_RESOURCE: self.rng.choice(self.served[name].degrees)}
+        degrees = self.served[name].degrees
+        units = {_RESOURCE: degrees[0] if self.elastic else self.rng.choice(degrees)}
         work = Work(name, "model", f"{_RESOURCE}@default", units, 600.0, True, duration_s=1.0, service=name)
+        if self.elastic:
+            work = replace(work, amounts=degrees, elasticity=SPEED)
         arrival = (round(self.now * 1000), self._made)
         return Request(f"a{self._made}", "tenant", "task", "", arrival, (work,), self.now + FOREVER_S)
 
@@ -134,10 +149,10 @@ class ChunkLoad:
         return took_s
 
 
-def decision_times(nodes: int, count: int, seed: int = 1) -> list[float]:
+def decision_times(nodes: int, count: int, seed: int = 1, *, elastic: bool = False) -> list[float]:
     """Return the seconds of so many decisions on nodes of eight GPUs, after a warm-up."""
-    load = ChunkLoad(nodes, random.Random(seed))
-    while load.busy <= BUSY * nodes * GPUS_OF_A_NODE:
+    load = ChunkLoad(nodes, random.Random(seed), elastic)
+    while load.busy <= BUSY * nodes * GPUS_OF_A_NODE and load.waiting <= WAITING:  # elastic ones wait for busy engines
         load.follow(load.dispatcher.handle(load.now, RequestsSubmitted((load.request(),))))
     taken: list[float] = []
     with uncollected():

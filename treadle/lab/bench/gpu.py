@@ -40,9 +40,11 @@ def _choices(sizes: GpuSizes) -> list[BenchFigure]:
     ):
         gpus = nodes * GPUS_OF_A_NODE
         what = f"leader's decision with a chunk, {gpus:,} GPUs and {SERVICES} services"
-        figures += decision_figures(
-            f"gpu.choose.{gpus}", what, partial(decision_times, nodes, count), sizes.repeats, most_ms
-        )
+        run = partial(decision_times, nodes, count)
+        figures += decision_figures(f"gpu.choose.{gpus}", what, run, sizes.repeats, most_ms)
+        run = partial(decision_times, nodes, count // 3, elastic=True)
+        what = f"the same for actions that may use several degrees, {gpus:,} GPUs"
+        figures += decision_figures(f"gpu.choose.elastic.{gpus}", what, run, sizes.repeats, most_ms)
     what = f"node's decision that evicts, {SERVICES} services asleep on each chunk"
     figures += decision_figures("gpu.evict", what, partial(eviction_times, sizes.evictions), sizes.repeats, MOST_MS)
     return figures

@@ -23,6 +23,7 @@ def report(chunks: Chunks, rng: random.Random) -> None:
         served[name] = ServedModel(
             (1, 2, 4), rng.choice((1, 3)), rng.choice((10.0, 30.0)), frozenset(resident),
             awake_gb_by={2: 20.0}, restore_s={1: 2.0},
+            evict_s={1: rng.choice((0.5, 1.0, 4.0)), 2: 3.0},
         )  # fmt: skip
     bad = rng.sample(range(CAPACITY), rng.randint(0, 1))
     chunks.report(served, (80.0,) * rng.choice((CAPACITY, CAPACITY - 2)), bad)
@@ -35,9 +36,14 @@ def check(chunks: Chunks) -> None:
         used_gb = sum(models.served[name].gb(chunk.size) for name, chunk in held)
         assert math.isclose(models.free_gb(Chunk(gpu, 1)), models.device_gb[gpu] - used_gb, abs_tol=1e-9)
     asked = [(units, name) for units in (1, 2, 4, 8) for name in ("", *SERVICES)]
-    kept = [chunks.free, *(chunks.choose(*each) for each in asked)]
-    chunks._changed()
-    assert kept == [chunks.free, *(chunks.choose(*each) for each in asked)]
+    kept = state(chunks, asked)
+    chunks._known.forget()
+    assert kept == state(chunks, asked)
+
+
+def state(chunks: Chunks, asked: list[tuple[int, str]]) -> list[object]:
+    evictions = [chunks.evict_s(units, Use(name)) for units, name in asked]
+    return [chunks.free, *(chunks.choose(*each) for each in asked), *evictions]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -258,7 +258,7 @@ def test_a_place_costs_the_slowest_eviction_and_the_restore() -> None:
 def restore_of(chunks: Chunks, units: int, service: str) -> float:
     place = chunks.place(units, Use(service))
     assert place is not None
-    return place.restore_s
+    return place.restore_s + chunks.evict_s(units, Use(service))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["judge", "reward", ""]), sizes, st.booleans()), max_size=40))

@@ -37,7 +37,7 @@ class FreeChunk(NamedTuple):
 
 
 @dataclass(slots=True)
-class Known:
+class ChunkCache:
     """What follows from the state of a node's GPUs. Valid until the next change."""
 
     free: dict[int, list[FreeChunk]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Known:
     units: int | None = None
     """Free GPUs that the node owns."""
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget all."""
         self.free.clear()
         self.choices.clear()

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served
-from shared.policy.resources.chunk_choice import BusyChunk, ChunkChoice, FreeChunk, Known, best_free, free_level
+from shared.policy.resources.chunk_choice import BusyChunk, ChunkCache, ChunkChoice, FreeChunk, best_free, free_level
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
 from shared.policy.resources.model_residency import ROUNDING_GB, Implied, ModelResidency
 from shared.policy.resources.resource import NO_USE, Operator, Place, Rank, Resource, ResourceSpec, Use
@@ -28,7 +28,7 @@ class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
     __slots__ = (
-        "_away", "_bad", "_beyond", "_busy", "_busy_of", "_held", "_implied", "_known", "_largest", "_mask", "_share",
+        "_away", "_bad", "_beyond", "_busy", "_busy_of", "_cache", "_held", "_implied", "_largest", "_mask", "_share",
         "capacity", "models", "spec",
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ class Chunks:
         self._busy: dict[Chunk, BusyChunk] = {}
         self._busy_of: dict[str, dict[Chunk, BusyChunk]] = {}
         """Service -> busy chunks that it has."""
-        self._known = Known()
+        self._cache = ChunkCache()
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}
@@ -67,7 +67,7 @@ class Chunks:
         """Apply the node's report of its model services, the memory of its GPUs, and bad and released GPUs."""
         self.models.report(served, device_gb, ((chunk, busy.service) for chunk, busy in self._busy.items()))
         self._implied.clear()
-        self._known.forget()
+        self._cache.clear()
         self._bad = self._mask_of(bad)
         self._away = self._bad | self._mask_of(released)
         self._largest = max((degree for one in served.values() for degree in one.degrees), default=LARGEST)
@@ -88,7 +88,7 @@ class Chunks:
     @share.setter
     def share(self, units: int | None) -> None:
         self._share = units
-        self._known.forget()
+        self._cache.clear()
 
     @property
     def used(self) -> int:
@@ -103,10 +103,10 @@ class Chunks:
     @property
     def free(self) -> int:
         """GPUs that the node owns and that are not busy, bad or released."""
-        if self._known.units is None:
+        if self._cache.units is None:
             usable = self.capacity - (self._away & ~self._mask).bit_count()
-            self._known.units = max(0, (usable if self._share is None else min(self._share, usable)) - self.used)
-        return self._known.units
+            self._cache.units = max(0, (usable if self._share is None else min(self._share, usable)) - self.used)
+        return self._cache.units
 
     def fits(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder can get a chunk of this size now, or join one of its service."""
@@ -130,9 +130,9 @@ class Chunks:
     def choose(self, units: int, service: str = "") -> ChunkChoice | None:
         """Return where a holder would go; None: nowhere now. O(GPUs) after a change."""
         asked = units, service
-        if asked not in self._known.choices:
-            self._known.choices[asked] = self._choose(units, service)
-        return self._known.choices[asked]
+        if asked not in self._cache.choices:
+            self._cache.choices[asked] = self._choose(units, service)
+        return self._cache.choices[asked]
 
     def _choose(self, units: int, service: str) -> ChunkChoice | None:
         if units not in SIZES or not self._serves(units, service):
@@ -158,7 +158,7 @@ class Chunks:
 
     def evict_s(self, units: int, use: Use) -> float:
         """Return the reported seconds until what leaves for a holder has left. O(engines on its GPUs), then kept."""
-        choice, evictions = self.choose(units, use.service), self._known.evictions
+        choice, evictions = self.choose(units, use.service), self._cache.evictions
         if choice is None or not choice.evicts:
             return 0.0
         asked = choice.chunk, self.models.served[use.service].gb(units)
@@ -179,10 +179,10 @@ class Chunks:
                 yield chunk.size, one.concurrency, busy.holders
 
     def _free_chunks(self, units: int) -> list[FreeChunk]:
-        found = self._known.free.get(units)
+        found = self._cache.free.get(units)
         if found is None:
             free, models = ~(self._mask | self._away), self.models
-            found = self._known.free[units] = sorted(
+            found = self._cache.free[units] = sorted(
                 FreeChunk(
                     free_level(chunk, free, self.capacity, self._largest),
                     models.last_used_s(chunk),
@@ -204,7 +204,7 @@ class Chunks:
         assert holder not in self._held.keys() | self._beyond.keys(), f"{holder} has GPUs already"
         choice = None if use.numbers else self.choose(units, use.service)
         chunk = choice.chunk if choice is not None else self._reported(units, use) if use.numbers else None
-        self._known.forget()
+        self._cache.clear()
         if chunk is None:
             self._beyond[holder] = units
             return
@@ -226,7 +226,7 @@ class Chunks:
         """
         if not units:
             return
-        self._known.forget()
+        self._cache.clear()
         if holder in self._beyond:
             assert self._beyond.pop(holder) == units, f"{holder} gives back {units} GPUs, and has others"
             return

@@ -37,7 +37,7 @@ def check(chunks: Chunks) -> None:
         assert math.isclose(models.free_gb(Chunk(gpu, 1)), models.device_gb[gpu] - used_gb, abs_tol=1e-9)
     asked = [(units, name) for units in (1, 2, 4, 8) for name in ("", *SERVICES)]
     kept = state(chunks, asked)
-    chunks._known.forget()
+    chunks._cache.clear()
     assert kept == state(chunks, asked)
 
 

@@ -1,8 +1,8 @@
 """GPUs that NVML reports as lost or broken: nothing is granted on them until they answer again.
 
 Laws (tests/services/gpu_manager/test_faulty_gpus.py):
-  - a GPU is faulty only by NVML's own word. An error that says something else, or nothing, changes nothing;
-  - the engines of a faulty GPU leave, its actions are postponed, and the leader sets its chunks aside;
+  - a GPU is faulty only if NVML reports one of the faults of `DeviceMemory.fault`. Other errors have no effect;
+  - the engines of a faulty GPU leave, its actions are executed again elsewhere, and the leader sets its chunks aside;
   - a GPU without a fault is used again, unless it is given away.
 """
 

@@ -79,7 +79,7 @@ async def soon(true: Callable[[], bool]) -> None:
 
 
 async def until_quota(client: AsyncTreadle, true: Callable[[QuotaView], bool]) -> QuotaView:
-    """Wait until the quota is as the condition says."""
+    """Wait until the condition holds for the quota."""
     async with asyncio.timeout(WAIT_S):
         while not true(view := await client.quotas.view("search")):  # noqa: ASYNC110  # polls the mesh
             await asyncio.sleep(0.1)

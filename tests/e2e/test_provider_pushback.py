@@ -106,7 +106,7 @@ async def explained(http: aiohttp.ClientSession, action: str) -> Json:
 
 
 async def shows(client: AsyncTreadle, quota: str, true: Callable[[QuotaView], bool]) -> QuotaView:
-    """Wait until `GET /v1/quotas/{name}` is as the condition says."""
+    """Wait until the condition holds for `GET /v1/quotas/{name}`."""
     async with asyncio.timeout(WAIT_S):
         while not true(view := await client.quotas.view(quota)):  # noqa: ASYNC110  # polls the mesh
             await asyncio.sleep(0.1)
@@ -134,7 +134,7 @@ async def test_work_without_credit_is_held_until_the_operator_has_paid(
         held = await explained(http, action)
         assert held["state"] == "queued", "it is held, and has no answer"
         assert f"the provider of quota {quota!r} is out of credit" in held["reason"]
-    assert len(provider.arrived) == 1, "nobody asks again meanwhile"
+    assert len(provider.arrived) == 1, "no further call meanwhile"
 
     paid = True
     await client.quotas.set(quota, concurrency=4)

@@ -137,7 +137,7 @@ def test_real_devices_come_before_described_ones(install: Install) -> None:
     assert nvml.open == 0
 
 
-def test_a_gpu_is_faulty_by_nvmls_own_word_only(install: Install) -> None:
+def test_a_gpu_is_faulty_only_if_nvml_reports_a_fault(install: Install) -> None:
     nvml = install(_Nvml(*[80] * 6))
     memory = find_devices(nvml="written_nvml").memory
     nvml.fails = {1: 15, 2: 16, 3: 999}

@@ -48,7 +48,7 @@ async def test_the_engines_of_a_lost_gpu_leave_and_its_holders_are_postponed(nod
     faulty.apply({})
     async with node.using("h3", "a"):
         assert node.awake == {"a"}
-    assert reports == [{0: LOST}, {}], "the leader is told of changes only"
+    assert reports == [{0: LOST}, {}], "one report for each change"
 
 
 async def test_a_gpu_that_is_given_away_stays_fenced_when_its_fault_ends(node: Node) -> None:

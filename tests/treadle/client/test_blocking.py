@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 import treadle
 from treadle.client.asynchronous import AsyncTreadle
-from treadle.client.blocking import LoopThread, Trajectories, Treadle
+from treadle.client.blocking import LoopThread, Trajectories, Treadle, _Call
 from treadle.client.errors import BadRequest, NotFound
 from treadle.client.trajectories import AsyncTrajectories
 
@@ -187,6 +187,19 @@ def test_an_interrupt_before_the_call_is_scheduled_ends_it(client: Treadle, monk
         with pytest.raises(KeyboardInterrupt):
             client.batch("b")
     assert client.batch("b").task == "t"
+
+
+def test_a_call_that_is_cancelled_before_it_begins_does_not_begin() -> None:
+    begun = threading.Event()
+
+    async def work() -> None:
+        begun.set()
+
+    call = _Call(work())
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(call.run())
+    assert not begun.is_set()
 
 
 def test_a_call_that_is_cancelled_by_closing_leaves_no_connection(client: Treadle, proxy: FakeProxy) -> None:

@@ -1,11 +1,11 @@
-"""Leases of client processes that are killed: the upstream server counts how many of their calls it has at once."""
+"""Upstream servers, and leases of client processes that are killed: the server counts the calls that it has at once."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -28,6 +28,20 @@ FREE_S: Final = lease_caller.TTL_S + 1.0
 """Time within which all is free that killed programs held."""
 
 
+@asynccontextmanager
+async def serving(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """Serve an upstream on a free port; yield its address."""
+    app = web.Application()
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 @dataclass
 class BusyServer:
     """An upstream server that counts the calls that it has at once. A call lasts `CALL_S`, whoever waits for it."""
@@ -36,20 +50,7 @@ class BusyServer:
     inside: int = 0
     highest: int = 0
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        """Serve on a free port; yield the address."""
-        app = web.Application()
-        app.router.add_get("/", self._call)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
-
-    async def _call(self, _: web.Request) -> web.Response:
+    async def answer(self, _: web.Request) -> web.Response:
         self.calls += 1
         self.inside += 1
         self.highest = max(self.highest, self.inside)
@@ -67,7 +68,7 @@ async def killed_callers(bench: Bench, quota: str) -> list[BenchFigure]:
         BenchError: they did not start.
     """
     server = BusyServer()
-    async with server.serving() as url, AsyncTreadle(bench.mesh.url) as mesh:
+    async with serving(server.answer) as url, AsyncTreadle(bench.mesh.url) as mesh:
         await mesh.quotas.set(quota, concurrency=MOST_AT_ONCE)
         with _programs(bench.mesh.url, url, quota) as programs:
             await _until_all_call(server)

@@ -19,7 +19,7 @@ from treadle.lab.bench.actions import NOOP
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.closed_loop import Round, closed_loop, median_round, percentile
 from treadle.lab.bench.figures import BenchFigure, at_least, at_most, figure
-from treadle.lab.bench.killed_callers import killed_callers
+from treadle.lab.bench.killed_callers import killed_callers, serving
 from treadle.lab.bench.light_http import LightHttp
 from treadle.lab.bench.mesh import BenchMesh, client
 
@@ -192,20 +192,7 @@ class TokenBucket:
         self.accepted = self.rejected = 0
         self._tokens, self._at = UPSTREAM_BURST, perf_counter()
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        """Serve on a free port; yield the address."""
-        app = web.Application()
-        app.router.add_get("/", self._call)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
-
-    async def _call(self, _: web.Request) -> web.Response:
+    async def answer(self, _: web.Request) -> web.Response:
         now = perf_counter()
         self._tokens = min(UPSTREAM_BURST, self._tokens + (now - self._at) * UPSTREAM_RATE)
         self._at = now
@@ -221,7 +208,7 @@ async def _use(bench: Bench) -> list[BenchFigure]:
     """Call an upstream with a rate under leases, as fast as they are granted."""
     await _limit(bench, {"rates": [{"limit": UPSTREAM_RATE, "period_s": 1, "burst": QUOTA_BURST}]})
     upstream, seconds = TokenBucket(), bench.sizes.seconds * 2
-    async with _lease_client(bench.mesh) as leases, upstream.serving() as url, aiohttp.ClientSession(url) as http:
+    async with _lease_client(bench.mesh) as leases, serving(upstream.answer) as url, aiohttp.ClientSession(url) as http:
 
         async def call() -> None:
             lease = await leases.acquire()

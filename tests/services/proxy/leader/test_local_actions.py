@@ -505,7 +505,7 @@ async def test_a_write_that_another_one_kept_from_leaving_was_not_tried(term: Te
 
 
 async def test_a_held_caller_that_tries_again_is_not_cancelled(term: Term) -> None:
-    """Its error says that Valkey is away, and it sends the same id again."""
+    """The text of its error names Valkey, and it sends the same id again."""
     asked = term.ask(msgspec.structs.replace(submitted("a"), held_by="me"))
     term.leader.local_actions.decide()
     term.flaky.failures = ["after"]

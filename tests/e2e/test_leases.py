@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -213,33 +214,60 @@ async def test_held_leases_survive_a_killed_leader(mesh: Mesh, acquired_through:
 
 
 @pytest.fixture
-def losing_its_store(stack_home: Path) -> Iterator[tuple[str, str]]:
+def losing_its_store(stack_home: Path, exit_stack: ExitStack) -> tuple[str, str]:
     """Addresses of a store and of a proxy that waits shortly for it."""
-    with (
-        running_valkey(stack_home) as url,
-        running_mesh(url, proxies=1, managers=0, PROXY_SUBMIT_RETRY_S="0.5") as running,
-    ):
-        yield url, running.proxies[0].url
+    store = exit_stack.enter_context(running_valkey(stack_home))
+    mesh = exit_stack.enter_context(running_mesh(store, proxies=1, managers=0, PROXY_SUBMIT_RETRY_S="0.5"))
+    return store, mesh.proxies[0].url
 
 
-async def test_while_the_store_is_away_an_acquire_answers_503(losing_its_store: tuple[str, str]) -> None:
+Taken = tuple[float, int, int, float]
+"""Of a quota: the amount held, by how many leases, how many callers wait, and what its budget has given."""
+
+
+async def until_taken(client: AsyncTreadle, expected: dict[str, Taken]) -> None:
+    async def taken() -> dict[str, Taken]:
+        views = [one for one in await client.quotas.all() if one.name in expected]
+        return {one.name: (one.held, one.actions, one.waiting_actions, one.rates[0].taken) for one in views}
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LATE_S):
+            while await taken() != expected:  # noqa: ASYNC110  # polls the mesh
+                await asyncio.sleep(0.1)
+    assert await taken() == expected
+
+
+async def test_while_the_store_is_away_an_acquire_answers_503_and_takes_nothing(
+    losing_its_store: tuple[str, str], stack_home: Path, exit_stack: ExitStack
+) -> None:
     url, proxy = losing_its_store
     async with AsyncTreadle(proxy) as client, aiohttp.ClientSession(proxy) as http:
-        await client.quotas.set("search", concurrency=1)
-        lease = await acquired(http, {"quotas": {"search": 1}, "ttl_s": 60})
+        for quota in ("full", "free", "returned"):
+            await client.quotas.set(quota, concurrency=3, rates=[QuotaRate(limit=100)])
+        full = await acquired(http, {"quotas": {"full": 3}, "ttl_s": 60})
+        returned = await acquired(http, {"quotas": {"returned": 2}, "ttl_s": 60})
 
         async def assert_away(path: str, body: dict[str, Any]) -> None:
             async with http.post(path, json=body) as answer:
                 assert (answer.status, answer.content_type) == (503, "application/problem+json")
                 assert int(answer.headers["Retry-After"]) >= 1
 
-        waiting = asyncio.create_task(assert_away("/v1/acquire", {"quotas": {"search": 1}, "wait_s": 1}))
-        await asyncio.sleep(0.2)
+        waiting = asyncio.create_task(assert_away("/v1/acquire", {"quotas": {"full": 1}, "wait_s": 5, "ttl_s": 60}))
+        await until_taken(client, {"full": (3, 1, 1, 3)})
         with redis.Redis.from_url(url) as store:
             store.shutdown(nosave=True)
-        await assert_away("/v1/acquire", {"quotas": {"search": 1}})
+        for quota in ("full", "free"):
+            await assert_away("/v1/acquire", {"quotas": {quota: 1}, "ttl_s": 60})
         await waiting
-        await assert_away(f"/v1/leases/{lease['lease']}/release", {"fence": lease["fence"]})
+        await assert_away(f"/v1/leases/{returned['lease']}/release", {"fence": returned["fence"]})
+
+        assert await asyncio.to_thread(exit_stack.enter_context, running_valkey(stack_home)) == url
+        await until_taken(client, {"full": (3, 1, 0, 3), "free": (0, 0, 0, 0)})
+        for lease in (full, returned):
+            async with http.post(f"/v1/leases/{lease['lease']}/release", json={"fence": lease["fence"]}) as reply:
+                assert reply.status == 200
+        await acquired(http, {"quotas": {"full": 3, "free": 3, "returned": 3}, "wait_s": 20, "ttl_s": 60})
+        await until_taken(client, {"full": (3, 1, 0, 6), "free": (3, 1, 0, 3), "returned": (3, 1, 0, 5)})
 
 
 async def test_the_clients_block_ends_with_a_lost_lease(mesh: Mesh) -> None:

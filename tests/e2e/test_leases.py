@@ -19,13 +19,13 @@ import pytest
 import redis
 
 from tests.e2e.call_count import CallCount
-from tests.e2e.lease_client import TTL_S
 from tests.e2e.replicas import Mesh, leads, running_mesh, until
 from tests.e2e.upstream import Upstream, running_upstream
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.blocking import Treadle
 from treadle.client.errors import LeaseLost, QuotaNever, QuotaTaken
 from treadle.client.requests import QuotaRate
+from treadle.lab.bench import lease_caller
 from treadle.testing.servers import running_valkey
 
 CALL_S = 0.05
@@ -36,7 +36,6 @@ PER_S, BURST = 8.0, 60.0
 """The burst is refilled in 7.5 s, longer than an outage takes. So a leader that forgets what was taken gives more."""
 RATE = QuotaRate(limit=PER_S, period_s=1, burst=BURST)
 LATE_S = 90
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def count(upstream: Upstream) -> CallCount:
 
 
 def started(*args: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "tests.e2e.lease_client", *args], cwd=ROOT)
+    return subprocess.Popen([sys.executable, "-m", lease_caller.__name__, *args])
 
 
 async def kill_one_each_second(mesh: Mesh, count: CallCount, url: str, *, leader_too: bool) -> None:
@@ -304,7 +303,7 @@ async def test_the_blocking_client_holds_a_lease(mesh: Mesh) -> None:
                 time.sleep(1.5)
                 during, lost = client.quotas.view("search").held, lease.is_lost
                 lease.check()
-            deadline = time.monotonic() + TTL_S
+            deadline = time.monotonic() + lease_caller.TTL_S
             while (after := client.quotas.view("search").held) and time.monotonic() < deadline:
                 time.sleep(0.02)
             return during, after, lost

@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 
 from treadle.client.asynchronous import AsyncTreadle
-from treadle.client.errors import LeaseLost, QuotaTaken
+from treadle.client.errors import LeaseLost, QuotaTaken, Transient
 
 TTL_S: Final = 1.5
 """Time after which what a killed program held is free."""
@@ -24,6 +24,8 @@ async def _call(mesh: AsyncTreadle, http: aiohttp.ClientSession, quota: str) -> 
                 await reply.read()
         except (QuotaTaken, LeaseLost):
             continue
+        except Transient:  # the store is away
+            await asyncio.sleep(0.1)
 
 
 async def _main(mesh_url: str, upstream: str, quota: str) -> None:

@@ -99,8 +99,10 @@ class Host:
     def take(self, grant: Grant, now: float) -> list[Run]:
         """Receive a grant. Returns the attempts that begin now."""
         assert grant.action not in {**self.runs, **self.queue}, f"{self.name} holds {grant.action} already"
-        if not grant.units.keys() & self.prefetches:
+        if not any(grant.units.get(name, 0) for name in self.prefetches):  # it waits behind nothing, as at `Attempts`
             assert self.fits(grant), f"{self.name} cannot hold {grant}"
+            self.runs[grant.action] = Run(grant, now)
+            return [self.runs[grant.action]]
         self.queue[grant.action] = Run(grant, now)
         return self.advance(now)
 

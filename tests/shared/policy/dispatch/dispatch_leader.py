@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.local_stimuli import ActionWithdrawn
 from shared.policy.dispatch.stimuli import (
     ActionRestored,
     AttemptParked,
@@ -30,6 +31,7 @@ from shared.policy.model.formulation import (
     EnvironmentNeed,
     ForgetTrajectory,
     Grant,
+    Request,
     Resume,
     Revoke,
     SetShare,
@@ -51,6 +53,9 @@ class LeaderRecords(Records):
         """Replace the leader, without its unwritten commands; the new one rebuilds its state from the store."""
         self.epoch += 1
         self.writes, self.inventoried, self.shares = [], {}, {}
+        self.journal |= {name: one for name, one in self.local.items() if name not in self.rejected}  # by its caller
+        self.withdrawn |= self.local.keys() & self.rejected
+        self.local.clear()
         config = DispatchConfig(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S, most_ended=self.most_ended)
         self.leader = Dispatcher(config, SPECS)
         for restored in self.quotas.restored():
@@ -111,9 +116,33 @@ class LeaderRecords(Records):
                 yield InventoryReported(entry.node, entry.incarnation, entry.held, entry.environments)
         yield reported(*ends)
 
+    def submit_locally(self, request: Request, *, accepted: bool) -> None:
+        """Let the leader decide before the journal has an action. Without a grant, its caller submits it there."""
+        self.requests[request.id] = self.local[request.id] = request
+        if not accepted:
+            self.rejected.add(request.id)
+        self.do(self.leader.handle(self.now, submitted(request)))
+        if not any(isinstance(command, Grant) and command.action == request.id for _, command in self.writes):
+            self.withdraw(request.id)
+            self.withdrawn.discard(request.id)
+            self.journal[request.id] = request
+            self.do(self.leader.handle(self.now, submitted(request)))
+
+    def withdraw(self, *names: str) -> None:
+        """Withdraw local actions: nothing of them is written."""
+        self.withdrawn |= set(names)
+        self.local = {name: one for name, one in self.local.items() if name not in names}
+        self.writes = [
+            (to, command)
+            for to, command in self.writes
+            if not (isinstance(command, Grant | AnswerAction) and command.action in names)
+        ]
+        self.do(self.leader.handle(self.now, *(ActionWithdrawn(name) for name in reversed(names))))
+
     def do(self, commands: Iterable[Command]) -> None:
         """Check the leader's commands and queue them for writing."""
         for command in commands:
+            assert getattr(command, "action", "") not in self.withdrawn, f"it is withdrawn: {command}"
             if isinstance(command, Grant | Resume):
                 request = self.requests[command.action]
                 cancelled = self.leader.cancels(request.batch) or request.need in self._ending()
@@ -151,8 +180,15 @@ class LeaderRecords(Records):
 
     def write(self, most: int) -> None:
         """Write the oldest commands, one after the other."""
+        rejected: dict[str, None] = {}
         for _ in range(min(most, len(self.writes))):
             incarnation, command = self.writes.pop(0)
+            action = command.action if isinstance(command, Grant | AnswerAction) else ""
+            if action in self.local:
+                if action in self.rejected:
+                    rejected[action] = None
+                    continue
+                self.journal[action] = self.local.pop(action)
             match command:
                 case AnswerAction():
                     self._answer(command)
@@ -178,6 +214,8 @@ class LeaderRecords(Records):
                         self.over.setdefault(command.trajectory, command.ended)
                 case _:
                     self._send(incarnation, command)
+        if rejected:
+            self.withdraw(*rejected)
 
     def tear(self) -> None:
         """The leader dies during a flush: its answers are lost, though the messages of that flush have arrived."""

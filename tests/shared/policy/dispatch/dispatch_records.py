@@ -41,6 +41,12 @@ class Records:
     steps: dict[str, tuple[int, tuple[StageAct, ...]]] = field(default_factory=dict)
     carried: dict[tuple[str, int], tuple[StageAct, ...]] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
+    local: dict[str, Request] = field(default_factory=dict)
+    """Actions of the leader's own callers: they are journaled when their first grant is written."""
+    rejected: set[str] = field(default_factory=set)
+    """Those that the journal does not accept."""
+    withdrawn: set[str] = field(default_factory=set)
+    """Those that the leader has withdrawn or lost: nothing of them was written."""
     priorities: dict[str, float] = field(default_factory=dict)
     """Trajectory -> its priority, as its record has it."""
     answers: dict[str, AnswerAction] = field(default_factory=dict)
@@ -147,6 +153,23 @@ class Records:
         assert stages == [stage.name for stage in request.stages][: len(stages)], f"stages in order: {answer}"
 
     # ---- at any time -------------------------------------------------------------------------------------------
+
+    def check_withdrawn(self) -> None:
+        """Assert that the leader knows the accepted actions without an answer alone, and nobody the withdrawn ones."""
+        answered = {command.action for _, command in self.writes if isinstance(command, AnswerAction)}
+        known = set(self.leader.registry.actions)
+        assert known == (self.journal.keys() | self.local.keys()) - answered, "actions that the leader knows"
+        sent = {action for action, _, _ in self.sent}
+        held = {name for host in self.hosts.values() for name in (*host.runs, *host.queue)}
+        for names in (known, answered, sent, held, self.answers.keys()):
+            assert self.withdrawn.isdisjoint(names), f"withdrawn, and not forgotten: {self.withdrawn & names}"
+
+    def seen(self) -> object:
+        """Return what an observer sees of the leader, apart from stuck work: a round may notice more of that."""
+        leader, found = self.leader, self.leader.survey(self.now)
+        nodes = {name: leader.node(name) for name in leader.node_names()}
+        waiting = {pool.name: pool.waiting for pool in found.pools}
+        return nodes, leader.unanswered, waiting, found.quotas, leader.batch_snapshots(), leader.brakes()
 
     def check_shares(self) -> None:
         """Assert that every ready node has received its share of each pool that the planner scales."""

@@ -72,22 +72,36 @@ class MeshMachine(RuleBasedStateMachine):
             self.submit_one(draft)
 
     def submit_one(self, draft: dict[str, Any]) -> None:
-        simulation = self.simulation
-        now, name = simulation.now, f"r{len(simulation.requests)}"
+        self.simulation.submit(self.request(draft))
+
+    def request(self, draft: dict[str, Any]) -> Request:
+        now, number = self.simulation.now, len(self.simulation.requests)
         within = draft["start_within_s"]
-        simulation.submit(
-            Request(
-                id=name,
-                tenant=draft["tenant"],
-                task="t",
-                batch=draft["batch"],
-                arrival=(round(now * 1000), len(simulation.requests)),
-                stages=tuple(replace(stage, name=f"s{at}") for at, stage in enumerate(draft["stages"])),
-                deadline_s=now + draft["budget_s"],
-                start_by_s=None if within is None else now + within,
-                priority=draft["priority"],
-            )
+        return Request(
+            id=f"r{number}",
+            tenant=draft["tenant"],
+            task="t",
+            batch=draft["batch"],
+            arrival=(round(now * 1000), number),
+            stages=tuple(replace(stage, name=f"s{at}") for at, stage in enumerate(draft["stages"])),
+            deadline_s=now + draft["budget_s"],
+            start_by_s=None if within is None else now + within,
+            priority=draft["priority"],
         )
+
+    @rule(draft=strategies.drafts, accepted=st.booleans(), at_once=st.booleans())
+    def submit_locally(self, draft: dict[str, Any], accepted: bool, at_once: bool) -> None:
+        """The leader decides before the journal. `at_once`: the caller goes before anything is written."""
+        simulation = self.simulation
+        plain = tuple(replace(stage, quotas={}) for stage in draft["stages"])
+        request = self.request({**draft, "batch": "", "stages": plain})
+        before, written = simulation.seen(), len(simulation.writes)
+        simulation.submit_locally(request, accepted=accepted)
+        if at_once and request.id in simulation.local:
+            alone = len(simulation.writes) == written + 1
+            simulation.withdraw(request.id)
+            if alone and len(simulation.writes) == written:
+                assert simulation.seen() == before, "it leaves a trace, though nothing followed from it"
 
     @rule(drafts=st.lists(strategies.acts, min_size=1, max_size=4))
     def act(self, drafts: list[dict[str, Any]]) -> None:
@@ -303,6 +317,7 @@ class MeshMachine(RuleBasedStateMachine):
     @invariant()
     def all_laws_hold(self) -> None:
         self.simulation.leader.check()
+        self.simulation.check_withdrawn()
         self.simulation.check_shares()
         self.simulation.check_backlog()
         self.simulation.check_snapshots()

@@ -24,7 +24,7 @@ WEIGHTS = {
     "submit": 30, "grants_arrive": 40, "end": 60, "read": 40, "deliver": 10, "write": 10, "pass_time": 12, "started": 4,
     "cancel": 6, "cancel_batch": 1, "target": 3, "planner": 3, "estimate": 3, "stop_host": 3, "start_hosts": 6,
     "cut_off_or_rejoin": 2, "take_over": 4, "tear": 2, "trim": 2, "act": 10, "park": 16, "resume": 12,
-    "handle_together_or_apart": 3,
+    "handle_together_or_apart": 3, "submit_locally": 20,
 }  # fmt: skip
 
 
@@ -67,6 +67,11 @@ def endings(rng: random.Random) -> list[tuple[int, tuple[str, bool | None]]]:
 ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "submit": lambda rng: {"drafts": drafts(rng)},
     "act": lambda rng: {"drafts": acts(rng)},
+    "submit_locally": lambda rng: {
+        "draft": rng.choice(drafts(rng)),
+        "accepted": rng.random() < 0.6,
+        "at_once": rng.random() < 0.2,
+    },
     "park": lambda rng: {"picks": [rng.randrange(8) for _ in range(4)], "leader": rng.random() < 0.3},
     "resume": lambda rng: {"pick": rng.randrange(8)},
     "end": lambda rng: {"ends": endings(rng)},
@@ -142,6 +147,7 @@ def history(seed: int, arguments: dict[str, Callable[[random.Random], dict[str, 
     seen["recalled"] = simulation.recalled
     seen["parked"], seen["resumed"] = simulation.parked, simulation.resumed
     seen["parked under an earlier leader"] = simulation.adopted
+    seen["withdrawn"] = len(simulation.withdrawn)
     seen["waited without a planner"] = simulation.starved
     seen["nodes ranked"] = len(simulation.leader.cluster.nodes.rankings._rankings)
     return seen
@@ -165,5 +171,6 @@ def test_long_histories_keep_the_laws_and_see_everything(monkeypatch: pytest.Mon
         "parked under an earlier leader",
         "environment-lost",
         "waited without a planner",
+        "withdrawn",
         "nodes ranked",
     } <= {name for name, count in seen.items() if count}, seen

@@ -39,7 +39,7 @@ from services.proxy.state import ProxyState
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock, connect, with_retries
 from shared.bus.router_keys import ModelKeys
-from shared.policy.elastic import scheduling
+from shared.policy.elastic import engine_plan, scheduling
 from shared.runtime import log
 from shared.runtime.app import build_app, problem_response
 from shared.runtime.background import Background
@@ -58,9 +58,8 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[LifespanState]:
-        await asyncio.to_thread(
-            scheduling.warm
-        )  # so that a leader does not compile, or load compiled code, during a decision
+        for warm in (scheduling.warm, engine_plan.warm):
+            await asyncio.to_thread(warm)  # so that a leader does not compile, or load compiled code, during a decision
         url = settings.treadle.redis_url
         async with (
             connect(url, name="proxy") as redis,

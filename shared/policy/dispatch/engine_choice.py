@@ -1,50 +1,76 @@
 """Choice of an engine for elastic work of a model service: degree, node and chunk (ARL-Tangram §4.2, §5.3).
 
 Each degree of a service is an engine of its own, so a degree costs more than its duration: a restore, if no free chunk
-holds the service at that degree, and before it the evictions of what is in its way. Both are `restore` here. Law: an
-action gets the place with the least increase of the sum of ACT,
-
-    restore + duration + price * GPUs * (restore / waiting + duration / slots)
-
-The second part is what the other actions lose. `price` is the delay that a GPU-second causes them
-(`elastic.scheduling.price`; under a backlog, waiting actions for each GPU). The `waiting` actions of the service share
-a restore, and the `slots` of an engine share its duration. Two places are in the future; if one of them costs less,
-the action waits:
-
-    wait + duration * (1 + price * GPUs / slots)    the next slot of a busy engine: a restore would end later
-    as above, after a drain                         a smaller engine instead of joining a busy one, under a backlog
-
-What waits reserves nothing, and each slot counts for one waiting action of the round, in order. A wait ends: each end
-of an action of the engine is a slot, an engine that nothing joins becomes free, and a predicted end that is overdue
-moves away by as much as it is overdue, until a restore is cheaper. This is a greedy rule, not the DP of Algorithm 3;
-tests/shared/policy/dispatch/test_engine_choice.py compares it with brute force.
+holds the service at that degree, and before it the evictions of what is in its way. So the first calls of a lane are
+planned together on the chunks of its nodes (`elastic.engine_plan`), with the least sum of ACT and a price on GPUs. The
+price is that of the elastic rule of CPUs; under a backlog it is the number of calls behind the plan for each GPU. Laws:
+  - a call whose place is in the future waits: for a slot of a busy engine, or because a call behind it needs the
+    engine that it would evict. What waits reserves nothing, and a plan lasts for one round;
+  - if nothing behind it was granted, it waits for busy engines only. Each end on them is a new plan, and a predicted
+    end that is overdue moves away by as much as it is overdue, until another place costs less;
+  - calls behind those that are planned together are added to the plan one by one.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final
+
+import numpy as np
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.lanes import behind_head
 from shared.policy.dispatch.node_choice import places
+from shared.policy.elastic.engine_plan import MOST_PLANNED, EnginePlan, PlannableCall, PlannedPlace
 from shared.policy.elastic.scheduling import Scalable, price
+from shared.policy.model.chunks import SIZES
+from shared.policy.resources.engine_records import ROW_COLUMNS, EngineRecords, Floats, number_of
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
-from shared.policy.resources.resource import Resource
+
+MOST_GPUS: Final = 16
+"""Most GPUs of a pool on which several calls are planned together; on more, one by one."""
 
 
-class EnginePlace(NamedTuple):
-    """A place for an action, with its cost first."""
+@dataclass(slots=True)
+class LanePlan:
+    """Plan of one lane."""
 
-    cost_s: float
-    rank: tuple[float, ...]
-    """Order among equal costs: `Resource.rank`."""
-    node_name: str
-    units: int
-    node: Node
+    nodes: list[Node]
+    plan: EnginePlan
+    price: float
+    places: dict[str, PlannedPlace | None] = field(default_factory=dict)
+    """Action -> its place; None: it has none."""
+    first: str = ""
+    """Action that was placed first, before all others; empty: several were placed together."""
+    _calls: dict[str, PlannableCall] = field(default_factory=dict)
+    """By action."""
+    _rows: dict[str, Floats] = field(default_factory=dict)
+    """Service -> its rows, by node."""
+
+    def call(self, action: ActionState, scaled: Scalable, cluster: ClusterState) -> PlannableCall:
+        """Return what the plan needs to know of an action."""
+        name = action.request.id
+        if name in self._calls:
+            return self._calls[name]
+        lasts_s = np.full(len(SIZES), np.inf)
+        for units, last_s in zip(scaled.amounts, scaled.durations_s.tolist(), strict=True):
+            if units in SIZES:
+                lasts_s[SIZES.index(units)] = last_s
+        service, others = action.work.service, {**action.work.units}
+        del others[action.resource]
+        rows = self._rows.get(service)
+        if rows is None:
+            found = [node.resources[action.resource].service_row(service) for node in self.nodes]
+            rows = self._rows[service] = np.array(found).reshape(len(found), len(SIZES), ROW_COLUMNS)
+        kind = action.work.kind
+        accepted = [node.accepts(name, kind) and (not others or node.has_free(others)) for node in self.nodes]
+        sharers = cluster.queues.pool(action.work.pool).services.get(service, 1) or 1
+        made = PlannableCall(number_of(service), lasts_s, rows, np.array(accepted, np.bool_), sharers)
+        self._calls[name] = made
+        return made
 
 
 @dataclass(slots=True)
@@ -54,129 +80,146 @@ class EngineChoice:
     cluster: ClusterState
     now: float
     waiting: set[str] = field(default_factory=set)
-    """Actions that wait for a slot of a busy engine."""
+    """Actions whose place is in the future."""
     insisting: str = ""
-    """Action that waits no longer."""
-    _slots: dict[tuple[str, str], list[tuple[float, int, int]]] = field(default_factory=dict)
-    """(Pool, service) -> list of (seconds until a busy engine has a slot, its degree)."""
+    """Action that waits for busy engines only."""
+    full: set[int] = field(default_factory=set)
+    """Works that no place is free for in this round (`id`)."""
+    _plans: dict[tuple[str, str], LanePlan] = field(default_factory=dict)
+    """By pool and lane."""
+    _passed: set[str] = field(default_factory=set)
+    """Actions that could not be granted at their place: later plans leave them out."""
 
     def places(self, pool: Pool, lane: Lane, action: ActionState) -> Iterator[Node]:
-        """Yield the nodes for an action, the best first, with `action.units` set to the degree there. None if it does
-        better to wait. O(nodes * degrees).
+        """Yield the nodes for an action, the best first, with `action.units` and its numbers set to the chunk there.
+        None if it does better to wait. O(chunks * resident engines of a node).
         """
         scaled = self.cluster.durations.scalable(action)
         if scaled is None or self.cluster.elastic.rule is None:
             yield from places(self.cluster, pool, lane, action, self.now)
             return
         nodes = self.cluster.nodes.of(pool, lane)
-        each = self._price(pool, nodes)
-        best = self._best(nodes, nodes, action, scaled, each)
-        if best is None:
+        some_free = any(node.free(action.resource) >= scaled.amounts[0] for node in nodes)
+        if not some_free and not self._could_begin(nodes, action, scaled):
+            self.full.add(id(action.work))
             return
-        if action.request.id != self.insisting and self._waits(nodes, action, scaled, each, best):
-            self.waiting.add(action.request.id)
+        lane_plan, place = self._placed(pool, lane, action, scaled)
+        if place is not None and place.begin_s > 0.0:
+            if self._could_begin(nodes, action, scaled):
+                self.waiting.add(action.request.id)
             return
-        action.units = {**action.work.units, action.resource: best.units}
-        yield best.node
-        others = [self._best([node], nodes, action, scaled, each) for node in nodes if node is not best.node]
-        for one in sorted(one for one in others if one is not None):
-            action.units = {**action.work.units, action.resource: one.units}
-            yield one.node
+        tried = list[int]()
+        while place is not None:
+            if not tried or self._is_free(lane_plan, place, action):
+                action.units = {**action.work.units, action.resource: place.size}
+                action.reported = place.numbers
+                yield lane_plan.nodes[place.node]
+            self._plans.pop((pool.name, lane.name), None)  # it does not know of a grant on another node
+            tried.append(place.node)
+            call = lane_plan.call(action, scaled, self.cluster)
+            accepted = call.accepted.copy()
+            accepted[tried] = False
+            place = lane_plan.plan.now_on(call._replace(accepted=accepted), lane_plan.price)
 
-    def _price(self, pool: Pool, nodes: list[Node]) -> float:
-        owned = sum(node.limit(pool.resource) for node in nodes)
-        busy = sum(node.taken(pool.resource) for node in nodes)
-        owned = max(1, owned)
-        return max(price(min(busy, owned), owned), pool.queued / owned)
+    def gave_up(self, pool: Pool, lane: Lane, action: ActionState) -> None:
+        """Note that an action is not granted now. The next plan is made without one that was refused at its place."""
+        if action.reported:
+            self._passed.add(action.request.id)
+            self._plans.pop((pool.name, lane.name), None)
+        action.units, action.reported = action.work.units, ()
 
-    def _best(
-        self, among: list[Node], nodes: list[Node], action: ActionState, scaled: Scalable, each: float
-    ) -> EnginePlace | None:
-        """Return the best place among some of the nodes where the action could start now.
+    def _placed(
+        self, pool: Pool, lane: Lane, action: ActionState, scaled: Scalable
+    ) -> tuple[LanePlan, PlannedPlace | None]:
+        """Return the plan and the place of an action in it."""
+        key, name = (pool.name, lane.name), action.request.id
+        if name == self.insisting:
+            self._plans[key] = self._plan(pool, lane, [(action, scaled)])
+        known = self._plans.get(key)
+        if known is None or not known.plan.room:
+            known = self._plans[key] = self._plan(pool, lane, self._first(pool, lane, action, scaled))
+        elif name not in known.places:
+            known.places[name] = known.plan.append(known.call(action, scaled, self.cluster), known.price)
+        if name not in known.places or not self._is_free(known, known.places[name], action):
+            known = self._plans[key] = self._plan(pool, lane, [(action, scaled)])  # other lanes were served meanwhile
+        return known, known.places[name]
 
-        Evictions only add to a cost, so they are computed only where the rest is no more than the least cost so far.
-        """
-        waiting, use, lasts_s = self._waiting(action), action.use(self.now), scaled.durations_s.tolist()
-        found: list[tuple[float, int, Node, Resource, int, bool]] = []
-        for node in among:
-            resource = node.resources.get(action.resource)
-            if resource is None or not node.accepts(action.request.id, action.work.kind):
-                continue
-            for units, last_s in zip(scaled.amounts, lasts_s, strict=True):
-                place = resource.place(units, use)
-                if place is None:
-                    continue
-                joins, restore_s, slots = place
-                share = slots if joins else max(1, min(waiting, slots))
-                cost_s = restore_s + last_s + each * units * (restore_s / waiting + last_s / share)
-                found.append((cost_s, len(found), node, resource, units, joins))
-        found.sort()
-        best: EnginePlace | None = None
-        for cost_s, _, node, resource, units, joins in found:
-            if best is not None and cost_s > best.cost_s:
-                break
-            if evict_s := resource.evict_s(units, use):
-                cost_s += evict_s * (1.0 + each * units / waiting)  # the whole cost
-            if joins and cost_s > self._drained(resource, nodes, action, scaled, units, each):
-                continue
-            one = EnginePlace(cost_s, resource.rank(units, use) or (), node.name, units, node)
-            if best is None or one[:4] < best[:4]:
-                best = one
-        return best
-
-    def _waiting(self, action: ActionState) -> int:
-        return self.cluster.queues.pool(action.work.pool).services.get(action.work.service, 1) or 1
-
-    def _drained(
-        self, resource: Resource, nodes: list[Node], action: ActionState, scaled: Scalable, joined: int, each: float
-    ) -> float:
-        """Return the cost if the action joins no engine of `joined` GPUs: it drains, and a smaller one is restored."""
-        ends = [one for one in self._slots_of(nodes, action) if one[1] == joined]
-        drain_s = max((until_s for until_s, _, _ in ends), default=0.0)
-        slots = max((slots for _, _, slots in ends), default=1)
-        waiting = self._waiting(action)
-        share, cost_s = max(1, min(waiting, slots)), math.inf
-        for units, last_s in zip(scaled.amounts, scaled.durations_s.tolist(), strict=True):
-            if units < joined:
-                restore_s = resource.exchange_s(units, joined, action.use())
-                gpu_s = (drain_s * joined + restore_s * units) / waiting + last_s * units / share
-                cost_s = min(cost_s, drain_s + restore_s + last_s + each * gpu_s)
-        return cost_s
-
-    def _slots_of(self, nodes: list[Node], action: ActionState) -> list[tuple[float, int, int]]:
-        """Slots of a service's busy engines, computed once in a round."""
-        key = (action.work.pool, action.work.service)
-        if key not in self._slots:
-            self._slots[key] = self._busy(nodes, action)
-        return self._slots[key]
-
-    def _waits(self, nodes: list[Node], action: ActionState, scaled: Scalable, each: float, best: EnginePlace) -> bool:
-        """Return whether a busy engine has a slot so soon that the action ends earlier there; then the slot is its."""
-        slots = self._slots_of(nodes, action)
-        least_s, at, end = math.inf, -1, 0.0
-        for index, (until_s, units, concurrency) in enumerate(slots):
-            if units not in scaled.amounts:
-                continue
-            last_s = float(scaled.durations_s[scaled.amounts.index(units)])
-            cost_s = until_s + last_s * (1.0 + each * units / concurrency)
-            if cost_s < least_s:
-                least_s, at, end = cost_s, index, until_s + last_s
-        if least_s >= best.cost_s:
+    def insist(self, pool: Pool, lane: Lane, action: str) -> bool:
+        """Let an action wait for busy engines only. False: it does not wait for other calls."""
+        known = self._plans.get((pool.name, lane.name))
+        if action not in self.waiting or (known is not None and known.first == action):
             return False
-        slots[at] = (end, *slots[at][1:])
+        self.insisting = action
         return True
 
-    def _busy(self, nodes: list[Node], action: ActionState) -> list[tuple[float, int, int]]:
-        """Slots of the service's busy engines: (seconds until the action in it ends, degree, slots of the engine)."""
-        found = []
+    @staticmethod
+    def _could_begin(nodes: Iterable[Node], action: ActionState, scaled: Scalable) -> bool:
+        """Return whether a place is free for an action. O(nodes * degrees)."""
+        use = action.use()
         for node in nodes:
             resource = node.resources.get(action.resource)
-            if resource is None:
-                continue
-            granted = self.cluster.granted.get(node.name, {})
-            for units, concurrency, holders in resource.engines(action.work.service):
-                for name in holders:
-                    held = granted.get(name)
-                    if held is not None:
-                        found.append((abs(held.expected_end_s - self.now), units, concurrency))
+            if resource is not None and any(resource.fits(units, use) for units in scaled.amounts):
+                return True
+        return False
+
+    def _is_free(self, known: LanePlan, place: PlannedPlace | None, action: ActionState) -> bool:
+        """Return whether a place is as it was planned."""
+        if place is None or place.begin_s > 0.0:
+            return True
+        resource = known.nodes[place.node].resources[action.resource]
+        return resource.fits(place.size, action.use()._replace(numbers=place.numbers))
+
+    def _first(
+        self, pool: Pool, lane: Lane, action: ActionState, scaled: Scalable
+    ) -> list[tuple[ActionState, Scalable]]:
+        """Return the actions that are planned together: the first ones of the lane, and this one."""
+        if pool.queued < 2 or len(nodes := self.cluster.nodes.of(pool, lane)) > MOST_GPUS:
+            return [(action, scaled)]
+        if sum(node.capacity.get(pool.resource, 0) for node in nodes) > MOST_GPUS:
+            return [(action, scaled)]
+        head = lane.queue.head()
+        found = list[tuple[ActionState, Scalable]]()
+        for name in (*(() if head is None else (head,)), *behind_head(lane)):
+            if len(found) == MOST_PLANNED:
+                break
+            other = self.cluster.queues.queued[name]
+            if name == action.request.id:
+                found.append((action, scaled))
+            elif other.scales and other.work.service and not other.work.quotas and name not in self._passed:
+                known = self.cluster.durations.scalable(other)
+                if known is not None:
+                    found.append((other, known))
         return found
+
+    def _plan(self, pool: Pool, lane: Lane, actions: list[tuple[ActionState, Scalable]]) -> LanePlan:
+        nodes, records, free, owned, busy = list[Node](), list[EngineRecords](), list[int](), 0, 0
+        for node in self.cluster.nodes.of(pool, lane):
+            resource = node.resources.get(pool.resource)
+            one = None if resource is None else resource.engine_records()
+            if resource is not None and one is not None and one.gpus:
+                nodes.append(node)
+                records.append(one)
+                free.append(resource.free)
+                owned += node.limit(pool.resource)
+                busy += resource.used
+        each = self._price(owned, busy, pool.queued - len(actions))
+        made = LanePlan(nodes, EnginePlan(records, free, self.now, len(actions)), each)
+        young = list[tuple[ActionState, Scalable]]()
+        for action, scaled in actions:
+            if len(actions) > 1 and self.now - action.queued_s < self.cluster.swap_wait_s:
+                young.append((action, scaled))
+            else:
+                made.first = made.first or action.request.id
+                call = made.call(action, scaled, self.cluster)
+                made.places[action.request.id] = made.plan.append(call, made.price)
+        if young:
+            found = made.plan.search([made.call(*one, self.cluster) for one in young], made.price)
+            if found is not None:  # else they are added one by one
+                made.places |= {action.request.id: place for (action, _), place in zip(young, found, strict=True)}
+        return made
+
+    def _price(self, owned: int, busy: int, behind: int) -> float:
+        """Return what a GPU-second costs calls that are not in the plan: those behind it, and those that arrive."""
+        owned = max(1, owned)
+        arriving = price(min(busy, owned), owned) if self.cluster.elastic.rule == "priced" else 0.0
+        return arriving + max(0, behind) / owned

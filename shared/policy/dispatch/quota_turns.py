@@ -11,6 +11,7 @@ in the same round after a grant, or after a tenant that they waited for has left
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -108,3 +109,15 @@ class QuotaTurns:
         self._moved = False
         self._lanes.clear()
         return lanes
+
+    def next_wake_s(self, blocked: Iterable[ActionState]) -> float:
+        """Return when the quotas of one of these heads, or of work that is asleep, are refilled next; infinity: of none
+        is.
+        """
+        quotas = self.cluster.quotas
+        if not quotas.limits:
+            return math.inf
+        needs = [head.needed_quotas for head in blocked if head.state == "queued" and head.needed_quotas]
+        times = [quotas.refilled_at(amounts, self.now) for amounts in (*needs, *self.lacking.values())]
+        asleep_s = self.cluster.queues.lanes.waits.next_refill_s(quotas, self.now)
+        return min([asleep_s, *(at_s for at_s in times if at_s > self.now)])

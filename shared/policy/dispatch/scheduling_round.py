@@ -10,7 +10,6 @@ heads' keys, so a resource that several pools use is reserved for the oldest nee
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -149,20 +148,24 @@ class SchedulingRound:
             self._grant(lane, action, node, is_head=True, prefetched=True)
         else:
             lane.feasible = head
-            waits_for_engine = head in self.swaps.waiting or head in self.engines.waiting
-            waits = head in self.turns.held_back or waits_for_engine
+            waits = head in self.turns.held_back or head in self.swaps.waiting or head in self.engines.waiting
             if not waits and not follows(self.waits.nodes, nodes, action):
                 self.blocked.append(Blocked(action, pool, lane))
-            if not self._backfill(pool, lane) and head in self.swaps.waiting:
-                self.swaps.insisting = head
-                if (node := self._place(pool, lane, action)) is not None:
-                    self._grant(lane, action, node, is_head=True)
-                    return bool(lane.queue)
+            alone = not self._backfill(pool, lane) and self._insists(pool, lane, head)
+            if alone and (node := self._place(pool, lane, action)) is not None:
+                self._grant(lane, action, node, is_head=True)
+                return bool(lane.queue)
             if (one := sleeper(cluster, pool, lane, self.now)) is not None:
                 cluster.queues.lanes.sleep(one, cluster.quotas, self.now)
                 self.sleeping.served.add((pool.name, lane.name))
             return False
         return bool(lane.queue)
+
+    def _insists(self, pool: Pool, lane: Lane, head: str) -> bool:
+        """Let a head wait no longer for work behind it, of which nothing was granted. False: it does not."""
+        if head in self.swaps.waiting:
+            self.swaps.insisting = head
+        return self.engines.insist(pool, lane, head) or head in self.swaps.waiting
 
     def _reshare(self, pool: Pool, lane: Lane, action: ActionState) -> list[Command]:
         """Update the shares of a pool for a head that fits no node, at most once in the round."""
@@ -197,7 +200,7 @@ class SchedulingRound:
             ):
                 return node
         if of_engine:
-            action.units = action.work.units
+            self.engines.gave_up(pool, lane, action)
         if action.work.quotas:
             self.turns.found_no_node(action)
         return None
@@ -231,7 +234,8 @@ class SchedulingRound:
         lacking: set[int] = set()  # works that lack quotas or a chunk: nothing is given back in a round
         for action in [cluster.queues.queued[name] for name in behind_head(lane)] if most or joins else ():
             more_than_free = action.pool_units > (most_elastic if action.scales else most)
-            if id(action.work) in lacking or (more_than_free and not joins):
+            full = id(action.work) in lacking or id(action.work) in self.engines.full
+            if full or (more_than_free and not joins):
                 continue
             node = self._place(pool, lane, action)
             if action.scales:
@@ -246,17 +250,6 @@ class SchedulingRound:
             elif action.is_like_others and (joins or (action.work.quotas and self.turns.lacks_for_all(action))):
                 lacking.add(id(action.work))
         return len(self.new_grants) - before
-
-    def next_wake_s(self) -> float:
-        """Return when the quotas of a blocked head are refilled next; infinity if none waits for that."""
-        quotas = self.cluster.quotas
-        if not quotas.limits:
-            return math.inf
-        heads = [one.head for one in self.blocked if one.head.state == "queued" and one.head.needed_quotas]
-        needs = [*(head.needed_quotas for head in heads), *self.turns.lacking.values()]
-        times = [quotas.refilled_at(amounts, self.now) for amounts in needs]
-        asleep_s = self.cluster.queues.lanes.waits.next_refill_s(quotas, self.now)
-        return min([asleep_s, *(at_s for at_s in times if at_s > self.now)])
 
     def _grant(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False) -> None:
         """Charge the tenant, assign the action to the node, and add the command."""
@@ -326,5 +319,5 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
         scheduling.serve(cluster.queues.lanes.to_serve(), free)
     except Exception as error:
         raise InvariantError(f"{scheduling.trying}: {type(error).__name__}: {error}", scheduling.trying) from error
-    cluster.next_wake_s = scheduling.next_wake_s()
+    cluster.next_wake_s = scheduling.turns.next_wake_s(one.head for one in scheduling.blocked)
     return grant_elastic_units(cluster, now, commands, scheduling.new_grants) if scheduling.scales else commands

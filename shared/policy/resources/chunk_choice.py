@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shared.policy.model.chunks import Chunk
+from shared.policy.resources.engine_records import EngineRecords
 
 
 class ChunkChoice(NamedTuple):
@@ -44,8 +45,7 @@ class ChunkCache:
     """Size -> free chunks, in order."""
     choices: dict[tuple[int, str], ChunkChoice | None] = field(default_factory=dict)
     """(Size, service) -> choice. A decision asks for one several times."""
-    evictions: dict[tuple[Chunk, float], float] = field(default_factory=dict)
-    """(Chunk, memory that is needed there) -> seconds until what leaves for it has left."""
+    records: EngineRecords | None = None
     units: int | None = None
     """Free GPUs that the node owns."""
 
@@ -53,7 +53,7 @@ class ChunkCache:
         """Forget all."""
         self.free.clear()
         self.choices.clear()
-        self.evictions.clear()
+        self.records = None
         self.units = None
 
 
@@ -62,7 +62,8 @@ class BusyChunk:
     """A chunk that is in use."""
 
     service: str
-    holders: set[str]
+    holders: dict[str, float]
+    """Holder -> expected end of its use."""
 
 
 def free_level(chunk: Chunk, free: int, capacity: int, largest: int) -> int:

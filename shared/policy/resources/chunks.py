@@ -19,17 +19,19 @@ from typing import Final
 
 from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served
 from shared.policy.resources.chunk_choice import BusyChunk, ChunkCache, ChunkChoice, FreeChunk, best_free, free_level
+from shared.policy.resources.chunk_records import records_of
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
+from shared.policy.resources.engine_records import EngineRecords, Floats, service_row
 from shared.policy.resources.model_residency import ROUNDING_GB, Implied, ModelResidency
-from shared.policy.resources.resource import NO_USE, Operator, Place, Rank, Resource, ResourceSpec, Use
+from shared.policy.resources.resource import NO_USE, Operator, Rank, Resource, ResourceSpec, Use
 
 
 class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
     __slots__ = (
-        "_away", "_bad", "_beyond", "_busy", "_busy_of", "_cache", "_held", "_implied", "_largest", "_mask", "_share",
-        "capacity", "models", "spec",
+        "_away", "_bad", "_beyond", "_busy", "_busy_of", "_cache", "_held", "_implied", "_largest", "_mask", "_rows",
+        "_share", "capacity", "models", "spec",
     )  # fmt: skip
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
@@ -52,6 +54,8 @@ class Chunks:
         """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}
         """Holder -> its chunk."""
+        self._rows: dict[str, Floats] = {}
+        """Service -> row of a plan, since the last report."""
         self._beyond: dict[str, int] = {}
         """Holder -> GPUs that the node reports, and that cannot be placed here."""
         self._largest = LARGEST
@@ -68,6 +72,7 @@ class Chunks:
         self.models.report(served, device_gb, ((chunk, busy.service) for chunk, busy in self._busy.items()))
         self._implied.clear()
         self._cache.clear()
+        self._rows.clear()
         self._bad = self._mask_of(bad)
         self._away = self._bad | self._mask_of(released)
         self._largest = max((degree for one in served.values() for degree in one.degrees), default=LARGEST)
@@ -110,7 +115,7 @@ class Chunks:
 
     def fits(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder can get a chunk of this size now, or join one of its service."""
-        return not units or self.choose(units, use.service) is not None
+        return not units or self._choice(units, use) is not None
 
     def could_ever(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder could get a chunk of this size if all good GPUs were free."""
@@ -146,37 +151,18 @@ class Chunks:
         one = self.models.served[service]
         return best_free(free, self.models.chunks_of(service), one.unusable, one.gb(units) - ROUNDING_GB)
 
-    def place(self, units: int, use: Use = NO_USE) -> Place | None:
-        """Return the place that a holder would get; None: nowhere now."""
-        choice = self.choose(units, use.service)
-        if choice is None:
-            return None
-        one = self.models.served.get(use.service)
-        restore_s = one.restore_s.get(units, 0.0) if one is not None and choice.restores else 0.0
-        slots = 1 if one is None else one.concurrency
-        return Place(not choice.joins, restore_s, slots)
+    def engine_records(self) -> EngineRecords:
+        """Return the state of its chunks. O(GPUs + resident engines) after a change."""
+        if self._cache.records is None:
+            joinable = {} if self._beyond else self._busy
+            self._cache.records = records_of(self.models, self.capacity, self._busy, joinable, self._away)
+        return self._cache.records
 
-    def evict_s(self, units: int, use: Use) -> float:
-        """Return the reported seconds until what leaves for a holder has left. O(engines on its GPUs), then kept."""
-        choice, evictions = self.choose(units, use.service), self._cache.evictions
-        if choice is None or not choice.evicts:
-            return 0.0
-        asked = choice.chunk, self.models.served[use.service].gb(units)
-        if asked not in evictions:
-            evictions[asked] = self.models.evict_s(choice.chunk, use.service)
-        return evictions[asked]
-
-    def exchange_s(self, units: int, evicted: int, use: Use) -> float:
-        """Return the reported seconds of an eviction and a restore; 0: unknown."""
-        one = self.models.served.get(use.service)
-        return 0.0 if one is None else one.evict_s.get(evicted, 0.0) + one.restore_s.get(units, 0.0)
-
-    def engines(self, service: str) -> Iterator[tuple[int, int, Iterable[str]]]:
-        """Yield (degree, concurrency, holders) of each busy engine of a service."""
-        one = self.models.served.get(service)
-        if one is not None:
-            for chunk, busy in self._busy_of.get(service, {}).items():
-                yield chunk.size, one.concurrency, busy.holders
+    def service_row(self, service: str) -> Floats:
+        """Return what a plan needs to know of a service here. Computed once for a report."""
+        if service not in self._rows:
+            self._rows[service] = service_row(self.models.served.get(service))
+        return self._rows[service]
 
     def _free_chunks(self, units: int) -> list[FreeChunk]:
         found = self._cache.free.get(units)
@@ -210,13 +196,13 @@ class Chunks:
             return
         busy = self._busy.get(chunk)
         if busy is None:
-            busy = self._busy[chunk] = BusyChunk(use.service, set())
+            busy = self._busy[chunk] = BusyChunk(use.service, {})
             if use.service:
                 self._busy_of.setdefault(use.service, {})[chunk] = busy
-        busy.holders.add(holder)
         self._held[holder] = chunk
         self._mask |= chunk.mask
         self._implied[holder] = self.models.granted(chunk, use.service, use.now)
+        busy.holders[holder] = max(use.now, self.models.since_s(chunk, use.service)) + use.lasts_s
 
     def give_back(self, units: int, holder: str) -> None:
         """Give a holder's chunk back. Its service stays there until another one needs the memory.
@@ -234,7 +220,7 @@ class Chunks:
         assert chunk is not None, f"{holder} gives back {units} GPUs, and has none"
         assert chunk.size == units, f"{holder} gives back {units} GPUs, and has {chunk}"
         busy = self._busy[chunk]
-        busy.holders.discard(holder)
+        del busy.holders[holder]
         self._implied.pop(holder, None)
         if not busy.holders:
             del self._busy[chunk]
@@ -261,18 +247,18 @@ class Chunks:
 
     def restores_on(self, units: int, use: Use) -> tuple[int, ...]:
         """Return the chunk that a holder would get, if its service is not resident there."""
-        choice = self.choose(units, use.service)
+        choice = self._choice(units, use)
         return tuple(choice.chunk.gpus) if choice is not None and choice.restores else ()
 
     def evicts(self, units: int, use: Use) -> Iterator[tuple[str, float]]:
         """Yield the services that leave the chunk that a holder would get; see `ModelResidency.leaving`."""
-        choice = self.choose(units, use.service)
+        choice = self._choice(units, use)
         if choice is not None and choice.restores:
             yield from self.models.leaving(choice.chunk, use.service)
 
     def states(self, but: Mapping[str, int]) -> Operator:
         """Sets of free blocks, with the chunks of the holders `but` given back."""
-        freed = [chunk for chunk, busy in self._busy.items() if busy.holders <= but.keys()]
+        freed = [chunk for chunk, busy in self._busy.items() if busy.holders.keys() <= but.keys()]
         busy = self._mask & ~sum(chunk.mask for chunk in freed)
         free = ((1 << self.capacity) - 1) & ~(busy | self._away)
         units = self.free + sum(chunk.size for chunk in freed)
@@ -305,6 +291,21 @@ class Chunks:
             if not chunk.mask & self._away and self._usable(chunk, service):
                 best, fullest = chunk, count
         return best
+
+    def _choice(self, units: int, use: Use) -> ChunkChoice | None:
+        """Return where a holder would go: the chunk of its numbers, if it has any; None: nowhere now."""
+        if not use.numbers:
+            return self.choose(units, use.service)
+        chunk = self._reported(units, use)
+        if chunk is None or chunk.mask & self._away or not self._serves(units, use.service):
+            return None
+        joins = chunk in self._busy
+        if joins and (self._beyond or len(self._busy[chunk].holders) >= self.models.served[use.service].concurrency):
+            return None
+        if (not joins and units > self.free) or not self._usable(chunk, use.service):
+            return None
+        restores = bool(use.service) and not self.models.holds(chunk, use.service)
+        return ChunkChoice(not joins, 0, restores, restores, 0.0, chunk)
 
     def _reported(self, units: int, use: Use) -> Chunk | None:
         """Return the chunk of a holder that its node reports; None if it contradicts the present busy chunks."""

@@ -13,7 +13,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from shared.policy.model.chunks import Chunk, Served
+from shared.policy.model.chunks import Chunk, Served, ServedModel
+from shared.policy.resources.engine_records import number_of
 
 ROUNDING_GB: Final = 1e-6
 """Difference of sums of memory that counts as rounding."""
@@ -56,6 +57,8 @@ class ModelResidency:
     """GPU -> what holds memory on it: (chunk, service) -> GB."""
     _free_gb: list[float] = field(default_factory=list)
     """Memory of each GPU that no resident engine takes. A report computes it anew, so rounding errors do not add up."""
+    _engines: dict[tuple[str, int], tuple[float, int, float, float]] = field(default_factory=dict)
+    """What `engine` has returned since the last report."""
     _used_s: dict[int, float] = field(default_factory=dict)
     """GPU -> time of its last grant."""
 
@@ -63,7 +66,7 @@ class ModelResidency:
         """Apply a report. `busy`: chunks in use, which hold their service, perhaps since the report was written."""
         self.served, self.device_gb, before = dict(served), tuple(device_gb), self._held
         resident = [(chunk, name) for name, one in served.items() for chunk in sorted(one.resident)]
-        self._held, self._on, self._free_gb = {}, {}, list(device_gb)
+        self._held, self._on, self._free_gb, self._engines = {}, {}, list(device_gb), {}
         for chunk, name in [*resident, *busy]:
             self._hold(chunk, name, before.get(name, {}).get(chunk, Held()))
 
@@ -127,9 +130,37 @@ class ModelResidency:
         for other, name in self._in_the_way(chunk, service):
             yield name, self._held[name][other].since_s
 
-    def evict_s(self, chunk: Chunk, service: str) -> float:
-        """Seconds until what leaves for a restore of this service has left, as far as the node has reported them."""
-        return self._evict_s(self._leaving(chunk, service))
+    def since_s(self, chunk: Chunk, service: str) -> float:
+        """Return the beginning of a service's turn on a chunk; minus infinity: it has none there."""
+        held = self._held.get(service, {}).get(chunk)
+        return -math.inf if held is None else held.since_s
+
+    def memory_of(self, gpus: int) -> list[float]:
+        """Return the memory of each of the first GPUs; 0 where none is reported."""
+        return [*self.device_gb[:gpus], *[0.0] * (gpus - len(self.device_gb))]
+
+    def grants_of(self, gpus: int) -> list[float]:
+        """Return the time of the last grant on each of the first GPUs; minus infinity: none."""
+        return [self._used_s.get(gpu, -math.inf) for gpu in range(gpus)]
+
+    def engine(self, service: str, size: int) -> tuple[float, int, float, float]:
+        """Return (number of the service, most holders, memory of each GPU, seconds of an eviction) of an engine."""
+        found = self._engines.get((service, size))
+        if found is None:
+            one = self.served.get(service, ServedModel((size,)))
+            found = number_of(service), one.concurrency, one.gb(size), one.evict_s.get(size, 0.0)
+            self._engines[service, size] = found
+        return found
+
+    def engines(self) -> list[tuple[float, Chunk, str, float]]:
+        """Return (last grant, chunk, service, beginning of its turn) of each engine, the most recent grant first."""
+        found = [
+            (times.used_s, chunk, name, times.since_s)
+            for name, held in self._held.items()
+            for chunk, times in held.items()
+        ]
+        found.sort(reverse=True)
+        return found
 
     def _in_the_way(self, chunk: Chunk, service: str) -> Iterator[tuple[Chunk, str]]:
         """Yield (chunk, service) of what has memory on a GPU that does not hold it and this service together."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
+from shared.policy.resources.engine_records import EngineRecords, Floats, service_row
+
 UNLIMITED = 1 << 20
 """Units of an unlimited resource on a node that reports no limit."""
 
@@ -56,24 +58,15 @@ class Use(NamedTuple):
     now: float = 0.0
     """Time of the grant."""
     numbers: tuple[int, ...] = ()
-    """Numbers of its units, as its node reports them; empty: the resource chooses."""
+    """Numbers of its units, as its node reports or a plan has chosen them; empty: the resource chooses."""
+    lasts_s: float = 0.0
+    """Expected seconds from the end of a restore to the end of the use."""
 
 
 NO_USE: Final = Use()
 
 Rank = tuple[float, ...]
 """Position of a node among those that fit; smaller is better."""
-
-
-class Place(NamedTuple):
-    """Units that a holder would get now."""
-
-    joins: bool
-    """It shares units that others have already."""
-    restore_s: float
-    """Seconds of the restore of its model service; `Resource.evict_s` comes before it."""
-    slots: int = 1
-    """Holders that can share the units."""
 
 
 class Resource(Protocol):
@@ -135,17 +128,11 @@ class Resource(Protocol):
     def sharing(self) -> Container[str]:
         """Holders that share units with others."""
 
-    def place(self, units: int, use: Use = NO_USE) -> Place | None:
-        """Return the place that a holder would get; None: it does not fit now. Asked of structured resources."""
+    def engine_records(self) -> EngineRecords | None:
+        """Return the state of its chunks, for plans of model calls; None: it has none."""
 
-    def evict_s(self, units: int, use: Use) -> float:
-        """Return the seconds until the model services have left that leave for a holder."""
-
-    def exchange_s(self, units: int, evicted: int, use: Use) -> float:
-        """Return the seconds until an engine of the model service on this many units has replaced one on `evicted`."""
-
-    def engines(self, service: str) -> Iterable[tuple[int, int, Iterable[str]]]:
-        """Return (units, most holders, holders) of each busy engine of a model service."""
+    def service_row(self, service: str) -> Floats:
+        """Return what a plan needs to know of a model service here: `engine_records.service_row`."""
 
     def restores_on(self, units: int, use: Use) -> tuple[int, ...]:
         """Return the numbers of the units that a holder would get now, if its model service has to be restored there;
@@ -245,21 +232,12 @@ class PlainUnits:
         """Nobody."""
         return ()
 
-    def place(self, units: int, use: Use = NO_USE) -> Place | None:
-        """Units need no restore."""
-        return Place(False, 0.0) if self.fits(units, use) else None
+    def engine_records(self) -> None:
+        """It has no chunks."""
 
-    def evict_s(self, _units: int, _use: Use) -> float:
-        """Nothing leaves."""
-        return 0.0
-
-    def exchange_s(self, _units: int, _evicted: int, _use: Use) -> float:
-        """Units need no restore."""
-        return 0.0
-
-    def engines(self, _service: str) -> Iterable[tuple[int, int, Iterable[str]]]:
-        """Return nothing."""
-        return ()
+    def service_row(self, _service: str) -> Floats:
+        """It serves none."""
+        return service_row(None)
 
     def restores_on(self, _units: int, _use: Use) -> tuple[int, ...]:
         """Return nothing."""

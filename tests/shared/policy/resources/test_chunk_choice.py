@@ -38,12 +38,14 @@ def check(chunks: Chunks) -> None:
     asked = [(units, name) for units in (1, 2, 4, 8) for name in ("", *SERVICES)]
     kept = state(chunks, asked)
     chunks._cache.clear()
+    chunks._rows.clear()
     assert kept == state(chunks, asked)
 
 
 def state(chunks: Chunks, asked: list[tuple[int, str]]) -> list[object]:
-    evictions = [chunks.evict_s(units, Use(name)) for units, name in asked]
-    return [chunks.free, *(chunks.choose(*each) for each in asked), *evictions]
+    records = chunks.engine_records()
+    rows = [chunks.service_row(name).tolist() for name in SERVICES]
+    return [chunks.free, *(chunks.choose(*each) for each in asked), records.gpus, records.engines, records.values.tolist(), rows]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -237,7 +237,7 @@ def test_a_turn_begins_when_the_restore_is_expected_to_end() -> None:
     assert dict(chunks.evicts(1, Use("reward"))) == {"judge": 9.5}, "the turn goes on"
 
 
-def test_a_place_costs_the_slowest_eviction_and_the_restore() -> None:
+def test_a_turn_begins_after_the_slowest_eviction_and_the_restore() -> None:
     """A node evicts the engines of a chunk at the same time."""
     slow = ServedModel((1,), 1, 60.0, frozenset({Chunk(0, 1)}), evict_s={1: 10.0})
     quick = ServedModel((1,), 1, 60.0, frozenset({Chunk(1, 1)}), evict_s={1: 0.5})
@@ -247,8 +247,6 @@ def test_a_place_costs_the_slowest_eviction_and_the_restore() -> None:
     assert restore_of(chunks, 2, "wide") == 11.0, "both GPUs, and the small one stays"
     chunks.take(1, "a", Use("slow", 1.0))
     assert restore_of(chunks, 1, "wide") == 2.5, "the other GPU, where the small one stays"
-    assert chunks.exchange_s(1, 2, Use("wide")) == 6.0
-    assert chunks.exchange_s(1, 4, Use("wide")) == 2.0, "the time of an eviction that was never measured counts as 0"
     chunks.take(1, "b", Use("wide", 3.0))
     chunks.give_back(1, "b")
     assert dict(chunks.evicts(1, Use("quick"))) == {"small": -math.inf, "wide": 5.5}, "a turn begins after both"
@@ -256,9 +254,13 @@ def test_a_place_costs_the_slowest_eviction_and_the_restore() -> None:
 
 
 def restore_of(chunks: Chunks, units: int, service: str) -> float:
-    place = chunks.place(units, Use(service))
-    assert place is not None
-    return place.restore_s + chunks.evict_s(units, Use(service))
+    """Seconds from a grant until its service is expected to be restored."""
+    now = 1000.0
+    chunks.take(units, "probe", Use(service, now))
+    numbers = chunks.numbers("probe")
+    since_s = chunks.models.since_s(Chunk(numbers[0], units), service)
+    chunks.undo(units, "probe")
+    return max(0.0, since_s - now)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["judge", "reward", ""]), sizes, st.booleans()), max_size=40))

@@ -1,0 +1,327 @@
+"""Loops of a plan of model calls: places and their costs, states after them, and the search (see `engine_plan`).
+
+All compiled functions that call each other are in this file, because numba's cache only notices changes in a function's
+own file. Those of `engine_states` change this one too, because its digest is here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from shared.policy.elastic import engine_states as of
+from shared.policy.model.compiling import compiled
+
+STATES: Final = "f99e47c430727d01"
+"""Digest of `engine_states.py`; a test computes it."""
+MOST_OPTIONS: Final = 24
+"""Most places that are tried for the next call of a plan."""
+_ZERO: Final = np.int64(0)
+"""Of one type with other integers: numba compiles a function once more for a literal."""
+_SAME_S: Final = 1e-9
+_SAME_GB: Final = 1e-6
+
+
+@compiled
+def append(layout, plan, states, calls, added, price, table):  # type: ignore[no-untyped-def]
+    """Write the state after the first call was placed where it costs least. Returns 1, and its place in the table; 0:
+    it has none.
+    """
+    if not least(layout, plan, states, calls, added, price, np.inf, table):
+        return 0
+    _take(layout, plan, states, calls, _ZERO, _ZERO, added, table[0])
+    return 1
+
+
+@compiled
+def least(layout, plan, states, calls, added, price, latest_s, table):  # type: ignore[no-untyped-def]
+    """Write the place of the first call that costs least, of those that begin by `latest_s`, into a table of one."""
+    bounds = (0.0, latest_s, 0.0, 0.0, np.inf)
+    return _expand(layout, plan, states, calls, _ZERO, added, _ZERO, price, np.empty(0, np.int64), bounds, table, _ZERO)
+
+
+@compiled
+def search(layout, plan, states, calls, added, price, most, found):  # type: ignore[no-untyped-def]  # noqa: C901
+    """Write the best plan of all calls in the order of begins, and the state after it. Returns the number of calls; 0:
+    one of them has no place.
+    """
+    count, depth, evaluated, best_s = len(calls.service), _ZERO, 0, np.inf
+    tables = np.empty((count, MOST_OPTIONS, of.COLUMNS))
+    sizes, following = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    spent_s, placed = np.zeros(count + 1), np.zeros(count, np.bool_)
+    shortest_s = _shortest(calls, price)
+    places = 2 * layout.gpus.shape[1]
+    while depth >= 0:
+        if following[depth] == 0:  # this state is new
+            rest_s, begins_s = spent_s[depth], 0.0
+            if depth:
+                begins_s = tables[depth - 1, following[depth - 1] - 1, of.BEGIN_S]
+            sizes[depth], wanted, unplaced = 0, np.empty(count - depth, np.int64), 0
+            for call in range(count):
+                if not placed[call]:
+                    wanted[unplaced], unplaced = calls.service[call], unplaced + 1
+                    rest_s += shortest_s[call]
+            for call in range(count):
+                first = calls.like[call]
+                while placed[first] or calls.like[first] != calls.like[call]:
+                    first += 1
+                if first == call:
+                    bounds = (begins_s - _SAME_S, np.inf, rest_s - shortest_s[call], count - depth - 1.0, best_s)
+                    sizes[depth] = _expand(
+                        layout, plan, states, calls, depth, added + depth, call, price, wanted, bounds, tables[depth],
+                        sizes[depth],
+                    )  # fmt: skip
+                    evaluated += places
+        at = following[depth]
+        if at == sizes[depth] or tables[depth, at, of.BOUND_S] >= best_s - _SAME_S:
+            following[depth] = 0
+            depth -= 1
+            if depth >= 0:
+                placed[np.int64(tables[depth, following[depth] - 1, of.CALL])] = False
+            continue
+        if best_s < np.inf and evaluated >= most:
+            break
+        following[depth] += 1
+        spent_s[depth + 1] = spent_s[depth] + tables[depth, at, of.COST_S]
+        if depth == count - 1:
+            best_s = spent_s[count]
+            for step in range(count):
+                for column in range(of.COLUMNS):
+                    found[step, column] = tables[step, following[step] - 1, column]
+        else:
+            _take(layout, plan, states, calls, depth, depth + 1, added + depth, tables[depth, at])
+            placed[np.int64(tables[depth, at, of.CALL])] = True
+            depth += 1
+    if best_s == np.inf:
+        return 0
+    for step in range(count):
+        _take(layout, plan, states, calls, _ZERO, _ZERO, added + step, found[step])
+    return count
+
+
+@compiled
+def _shortest(calls, price):  # type: ignore[no-untyped-def]
+    """By call, a lower bound of its cost from its begin."""
+    shortest_s = np.full(len(calls.service), np.inf)
+    for call in range(len(calls.service)):
+        for node in range(calls.rows.shape[1]):
+            for at in range(4):
+                row = calls.rows[call, node, at]
+                if row[of.ROW_SERVED] and calls.accepted[call, node]:
+                    each = 1.0 + price * (1 << at) / max(1.0, row[of.ROW_SLOTS])
+                    shortest_s[call] = min(shortest_s[call], calls.lasts_s[call, at] * each)
+    return shortest_s
+
+
+@compiled
+def _expand(  # type: ignore[no-untyped-def]
+    layout, plan, states, calls, depth, added, call, price, wanted, bounds, table, size
+):
+    """Insert the places of a call into a table of options, as far as it has room. Returns its new size."""
+    earliest_s, latest_s, rest_s, later, most_s = bounds
+    for node in range(len(layout.gpu_firsts) - 1):
+        if not calls.accepted[call, node]:
+            continue
+        capacity = layout.gpu_firsts[node + 1] - layout.gpu_firsts[node]
+        for at in range(4):
+            for first in range(0, capacity - (1 << at) + 1, 1 << at):
+                if size == len(table):
+                    most_s = min(most_s, table[size - 1, of.BOUND_S] + _SAME_S)
+                cost_s, begin_s, preference, used_s, joined = _place(
+                    layout, plan, states, calls, depth, added, call, node, at, first, price, wanted, most_s - rest_s
+                )
+                bound_s = cost_s + rest_s + begin_s * later
+                if cost_s == np.inf or bound_s > most_s or begin_s < earliest_s or begin_s > latest_s:
+                    continue
+                order = (bound_s, float(preference), used_s, -float(states.left[depth, node]))
+                to = size
+                while to > 0 and _is_before(order, table[to - 1]):
+                    to -= 1
+                if to == len(table):
+                    continue
+                size = min(size + 1, len(table))
+                for column in range(of.COLUMNS):
+                    for row in range(size - 1, to, -1):
+                        table[row, column] = table[row - 1, column]
+                for column in range(of.LEFT + 1):
+                    table[to, column] = order[column]
+                table[to, of.COST_S], table[to, of.BEGIN_S], table[to, of.JOINED] = cost_s, begin_s, joined
+                table[to, of.CALL], table[to, of.PLACED] = call, node
+                table[to, of.DEGREE], table[to, of.CHUNK] = at, first
+    return size
+
+
+@compiled
+def _is_before(one, other):  # type: ignore[no-untyped-def]
+    """Return whether a place precedes another one in a table; bounds that differ by rounding are equal."""
+    if abs(one[of.BOUND_S] - other[of.BOUND_S]) > _SAME_S:
+        return one[of.BOUND_S] < other[of.BOUND_S]
+    for column in range(of.PREFERENCE, of.LEFT + 1):
+        if one[column] != other[column]:
+            return one[column] < other[column]
+    return False
+
+
+@compiled
+def _first_slot(states, depth, engine):  # type: ignore[no-untyped-def]
+    """Slot of an engine that is free first."""
+    first = 0
+    for slot in range(1, states.slots_s.shape[2]):
+        if states.slots_s[depth, engine, slot] < states.slots_s[depth, engine, first]:
+            first = slot
+    return first
+
+
+@compiled
+def _resident(layout, plan, states, depth, added, one):  # type: ignore[no-untyped-def]
+    """Engine with these (service, node, first GPU, size) that is resident; -1: none."""
+    known = layout.engine_firsts[-1]
+    own, past = layout.engine_firsts[one[of.NODE]], layout.engine_firsts[one[of.NODE] + 1]
+    for number in range(past - own + added):
+        at = own + number if number < past - own else known + number - (past - own)
+        same = states.resident[depth, at]
+        for row in range(4):
+            same = same and plan.numbers[row, at] == one[row]
+        if same:
+            return at
+    return -1
+
+
+@compiled
+def _evict(layout, plan, states, depth, added, node, first, size, gb, wanted, leave):  # type: ignore[no-untyped-def]
+    """Return (seconds, engines, wanted ones of them) of what has to leave for an engine; `leave`: it leaves.
+
+    Engines that were used most recently stay, as far as memory suffices. `wanted`: services of waiting calls.
+    """
+    slowest_s, count, missed, room_gb = 0.0, 0, 0, layout.room_gb
+    for gpu in range(size):
+        room_gb[gpu] = layout.gpus[of.MEMORY_GB, layout.gpu_firsts[node] + first + gpu] - gb
+    known, own = layout.engine_firsts[-1], layout.engine_firsts[node]
+    for number in range(added + layout.engine_firsts[node + 1] - own):
+        at = known + added - 1 - number if number < added else own + number - added
+        if not states.resident[depth, at] or plan.numbers[of.NODE, at] != node:
+            continue
+        begins = max(plan.numbers[of.FIRST, at] - first, 0)
+        ends = min(plan.numbers[of.FIRST, at] + plan.numbers[of.SIZE, at] - first, size)
+        stays = True
+        for gpu in range(begins, ends):
+            stays = stays and room_gb[gpu] >= plan.values[of.GB, at] - _SAME_GB
+        if stays:
+            for gpu in range(begins, ends):
+                room_gb[gpu] -= plan.values[of.GB, at]
+            continue
+        count += 1
+        slowest_s = max(slowest_s, plan.values[of.EVICT_S, at])
+        for service in wanted:
+            missed += service == plan.numbers[of.SERVICE, at]
+        if leave:
+            states.resident[depth, at] = False
+    return slowest_s, count, missed
+
+
+@compiled
+def _place(  # type: ignore[no-untyped-def]  # noqa: C901
+    layout, plan, states, calls, depth, added, call, node, at, first, price, wanted, most_s
+):
+    """Return (cost, begin, preference among equal costs, time of the last grant, engine that is joined) of a place.
+
+    The cost is infinite if it is none, or costs more than `most_s`. Among equal costs, a busy engine is joined; then
+    the smallest free block is split; then waiting calls keep their engines; then nothing is restored, or evicted.
+    """
+    size, row, last_s, none = 1 << at, calls.rows[call, node, at], calls.lasts_s[call, at], (np.inf, 0.0, 0, 0.0, -1)
+    if (
+        row[of.ROW_SERVED] == 0.0
+        or last_s * (1.0 + price * size / max(1.0, row[of.ROW_SLOTS])) > most_s
+        or last_s == np.inf
+    ):
+        return none
+    if (np.int64(row[of.ROW_UNUSABLE]) >> (first // size)) & 1:
+        return none
+    engine = _resident(layout, plan, states, depth, added, (calls.service[call], node, first, size))
+    own, past, begin_s, used_s = layout.gpu_firsts[node], layout.gpu_firsts[node + 1], 0.0, -np.inf
+    joins, free_s, fits, limit_gb = engine >= 0, 0.0, True, row[of.ROW_GB] - _SAME_GB
+    for gpu in range(own + first, own + first + size):
+        if engine < 0 or states.holder[depth, gpu] != engine:
+            begin_s, joins = max(begin_s, states.until_s[depth, gpu]), False
+        free_s += states.until_s[depth, gpu]
+        fits = fits and layout.gpus[of.MEMORY_GB, gpu] >= limit_gb
+        used_s = max(used_s, layout.gpus[of.USED_S, gpu])
+    if not joins and begin_s == 0.0 and size > states.left[depth, node]:
+        begin_s = np.inf
+        for gpu in range(own, past):
+            if states.until_s[depth, gpu] > 0.0:
+                begin_s = min(begin_s, states.until_s[depth, gpu])
+    if engine >= 0:
+        begin_s = max(begin_s, states.slots_s[depth, engine, _first_slot(states, depth, engine)])
+    if begin_s == np.inf or not fits:
+        return none
+    idle_s = 0.0 if joins else begin_s * size - free_s
+    slots = max(1.0, row[of.ROW_SLOTS])
+    share = slots if joins else max(1.0, min(calls.sharers[call], slots))
+    swap_s, count, missed = 0.0, 0, 0
+    if engine < 0:
+        swap_s = row[of.ROW_RESTORE_S]
+        if begin_s + swap_s + last_s > most_s:
+            return none  # evictions only add to that
+        evict_s, count, missed = _evict(
+            layout, plan, states, depth, added, node, first, size, row[of.ROW_GB], wanted, np.bool_(False)
+        )
+        swap_s += evict_s
+        end_s = begin_s + swap_s + last_s
+    else:
+        end_s = max(begin_s, states.ready_s[depth, engine]) + last_s
+    cost_s = end_s + price * (idle_s + size * (swap_s / calls.sharers[call] + last_s / share))
+    if cost_s > most_s:
+        return none
+    level = at
+    while not joins and level < 3:
+        block, busy_s = own + first - first % (2 << level), 0.0
+        for gpu in range(block, min(block + (2 << level), past)):
+            busy_s += states.until_s[depth, gpu]
+        if busy_s > 0.0 or block + (2 << level) > past:
+            break
+        level += 1
+    preference = (((0 if joins else 8 + level) * 8 + min(missed, 7)) * 2 + (engine < 0)) * 2 + (count > 0)
+    return cost_s, begin_s, preference, used_s, engine if joins else -1
+
+
+@compiled
+def _take(layout, plan, states, calls, depth, to, added, one):  # type: ignore[no-untyped-def]
+    """Write the state after a call was placed, in the order in which calls were added."""
+    for gpu in range(states.until_s.shape[1]):
+        states.until_s[to, gpu], states.holder[to, gpu] = states.until_s[depth, gpu], states.holder[depth, gpu]
+    for engine in range(layout.engine_firsts[-1] + added):
+        states.resident[to, engine], states.ready_s[to, engine] = (
+            states.resident[depth, engine],
+            states.ready_s[depth, engine],
+        )
+        for slot in range(states.slots_s.shape[2]):
+            states.slots_s[to, engine, slot] = states.slots_s[depth, engine, slot]
+    for other in range(states.left.shape[1]):
+        states.left[to, other] = states.left[depth, other]
+    call, node, at = np.int64(one[of.CALL]), np.int64(one[of.PLACED]), np.int64(one[of.DEGREE])
+    first, size, begin_s, row = np.int64(one[of.CHUNK]), 1 << at, one[of.BEGIN_S], calls.rows[call, node, at]
+    new = layout.engine_firsts[-1] + added
+    engine = _resident(layout, plan, states, to, added, (calls.service[call], node, first, size))
+    states.resident[to, new] = False
+    if engine < 0:
+        engine, nothing = new, np.empty(0, np.int64)
+        evict_s, _, _ = _evict(
+            layout, plan, states, to, added, node, first, size, row[of.ROW_GB], nothing, np.bool_(True)
+        )
+        plan.numbers[of.SERVICE, new], plan.numbers[of.NODE, new] = calls.service[call], node
+        plan.numbers[of.FIRST, new], plan.numbers[of.SIZE, new] = first, size
+        plan.values[of.GB, new], plan.values[of.EVICT_S, new] = row[of.ROW_GB], row[of.ROW_EVICT_S]
+        states.resident[to, new] = True
+        states.ready_s[to, new] = begin_s + evict_s + row[of.ROW_RESTORE_S]
+        for slot in range(states.slots_s.shape[2]):
+            states.slots_s[to, new, slot] = 0.0 if slot < max(1.0, row[of.ROW_SLOTS]) else np.inf
+    if one[of.JOINED] < 0 and begin_s == 0.0:
+        states.left[to, node] -= size
+    end_s = max(begin_s, states.ready_s[to, engine]) + calls.lasts_s[call, at]
+    states.slots_s[to, engine, _first_slot(states, to, engine)] = end_s
+    for gpu in range(layout.gpu_firsts[node] + first, layout.gpu_firsts[node] + first + size):
+        joined = states.holder[to, gpu] == engine
+        states.until_s[to, gpu] = max(states.until_s[to, gpu], end_s) if joined else end_s
+        states.holder[to, gpu] = engine

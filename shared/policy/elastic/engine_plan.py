@@ -1,0 +1,190 @@
+"""Plan of model calls on chunks of GPUs: their order, degrees and chunks (ARL-Tangram §4.2, §5.3, Algorithm 4).
+
+A state of the plan is that of the chunks: the time at which each GPU is free, and the engines that are resident. A call
+takes an aligned chunk of one of its degrees, so larger free blocks are split. Its engine is resident there afterwards,
+and engines without memory beside it have left. Law: the least sum over all calls of
+
+    end + price * (idle + GPUs * ((eviction + restore) / sharers + duration / slots))
+
+where `price` is what a GPU-second costs calls that are not in the plan, `idle` are the GPU-seconds for which free GPUs
+of the chunk wait for the others, and `sharers` are the waiting calls of the service. The slots of an engine share a
+duration: all of them if a call joins others, else as many as sharers. Restores and evictions are parts of `end`, where
+the state requires them.
+
+`search` builds plans in the order of begins and follows the lowest bound first, until no bound is below the best plan.
+This is exact, except in two cases: it has evaluated `most` places after its first plan, or a step has more than
+`MOST_OPTIONS` places. `append` adds one call to a plan where it costs least. Corrected here: Algorithm 4 never splits a
+chunk, and knows no restores. Oracle: tests/shared/policy/elastic/engine_oracle.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.policy.elastic import engine_loops as loops
+from shared.policy.elastic import engine_states as of
+from shared.policy.model.chunks import SIZES
+from shared.policy.resources.engine_records import MOST_SLOTS, ROW_COLUMNS, EngineRecords, Floats
+
+MOST_PLANNED: Final = 6
+"""Most calls of a search."""
+MOST_EVALUATED: Final = 4_000
+"""Places that a search evaluates at most after its first plan: about 0.1 us each."""
+MOST_ADDED: Final = 96
+"""Most calls of a plan."""
+_NOTHING: Final = np.empty(0)
+
+
+class PlannedPlace(NamedTuple):
+    """Place of one call."""
+
+    begin_s: float
+    """Seconds until it begins; 0: now."""
+    node: int
+    """Index of the node."""
+    first: int
+    """First GPU of its chunk."""
+    size: int
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """GPUs of its chunk."""
+        return tuple(range(self.first, self.first + self.size))
+
+
+class PlannableCall(NamedTuple):
+    """A call to plan."""
+
+    service: int
+    """Number of its service (`engine_records.number_of`)."""
+    lasts_s: Floats
+    """Seconds on a chunk of each of `SIZES`; infinite where it cannot use one."""
+    rows: Floats
+    """By node `engine_records.service_row`."""
+    accepted: NDArray[np.bool_]
+    """By node, whether it can run there."""
+    sharers: int
+    """Waiting calls of the service."""
+
+
+@dataclass(slots=True)
+class EnginePlan:
+    """A plan on nodes of one pool.
+
+    Args:
+        nodes: their records.
+        free: by node, GPUs that it may grant now.
+        now: time of the plan.
+        together: most calls of a search.
+    """
+
+    nodes: Sequence[EngineRecords]
+    free: Sequence[int]
+    now: float
+    together: InitVar[int] = MOST_PLANNED
+    _layout: of.Layout = field(init=False)
+    _engines: of.EngineColumns = field(init=False)
+    _states: of.States = field(init=False)
+    _added: int = 0
+
+    def __post_init__(self, together: int) -> None:
+        nodes, depths = self.nodes, together + 1
+        gpu_firsts = np.array([0, *accumulate([one.gpus for one in nodes])], np.int64)
+        engine_firsts = np.array([0, *accumulate([one.engines for one in nodes])], np.int64)
+        gpus, most = gpu_firsts[-1], engine_firsts[-1] + MOST_ADDED
+        self._layout = of.Layout(gpu_firsts, engine_firsts, np.empty((2, gpus)), np.empty(SIZES[-1]))
+        self._engines = of.EngineColumns(np.empty((4, most), np.int64), np.empty((2, most)))
+        self._states = of.States(
+            np.empty((depths, gpus)),
+            np.empty((depths, gpus), np.int64),
+            np.zeros((depths, most), np.bool_),
+            np.empty((depths, most)),
+            np.empty((depths, most, MOST_SLOTS)),
+            np.empty((depths, len(nodes)), np.int64),
+        )
+        self._states.left[0] = self.free
+        values = np.concatenate([_NOTHING, *[one.values for one in nodes]])
+        of.begin(self.now, values, self._layout, self._engines, self._states)
+
+    @property
+    def room(self) -> int:
+        """Calls that can be added."""
+        return MOST_ADDED - self._added
+
+    def search(
+        self, calls: Sequence[PlannableCall], price: float, most: int = MOST_EVALUATED
+    ) -> list[PlannedPlace] | None:
+        """Add calls with the least sum of costs. Begins ascend, so none uses a gap before an earlier one.
+
+        Args:
+            calls: `together` at most.
+            price: seconds for each GPU-second, >= 0.
+            most: places to evaluate after the first plan.
+
+        Returns:
+            By call its place; None: one of them has none, and nothing is added.
+        """
+        assert len(calls) <= min(len(self._states.left) - 1, self.room), f"{len(calls)} calls are too many"
+        table = np.empty((len(calls), of.COLUMNS))
+        arrays = self._layout, self._engines, self._states, _columns(calls), self._added
+        if not loops.search(*arrays, price, most, table):
+            return None
+        self._added += len(calls)
+        places = {int(one[of.CALL]): _place(one) for one in table}
+        return [places[call] for call in range(len(calls))]
+
+    def append(self, call: PlannableCall, price: float) -> PlannedPlace | None:
+        """Add one call where it costs least; None: it has no place, and is not added."""
+        assert self.room, "the plan is full"
+        table = np.empty((1, of.COLUMNS))
+        if not loops.append(self._layout, self._engines, self._states, _columns([call]), self._added, price, table):
+            return None
+        self._added += 1
+        return _place(table[0])
+
+    def now_on(self, call: PlannableCall, price: float) -> PlannedPlace | None:
+        """Return the place of least cost where a call could begin now. Nothing is added."""
+        table = np.empty((1, of.COLUMNS))
+        arrays = self._layout, self._engines, self._states, _columns([call]), self._added
+        return _place(table[0]) if loops.least(*arrays, price, 0.0, table) else None
+
+
+def warm() -> None:
+    """Compile the loops: seconds if nothing is cached on disk, else almost no time."""
+    nothing = PlannableCall(
+        0, np.full(len(SIZES), np.inf), np.zeros((0, len(SIZES), ROW_COLUMNS)), np.zeros(0, bool), 1
+    )
+    plan = EnginePlan((), (), 0.0)
+    plan.search([nothing, nothing], 0.0)
+    plan.append(nothing, 0.0)
+    plan.now_on(nothing, 0.0)
+
+
+def _place(one: Floats) -> PlannedPlace:
+    return PlannedPlace(float(one[of.BEGIN_S]), int(one[of.PLACED]), int(one[of.CHUNK]), SIZES[int(one[of.DEGREE])])
+
+
+def _columns(calls: Sequence[PlannableCall]) -> of.Calls:
+    lasts_s, accepted = np.array([one.lasts_s for one in calls]), np.array([one.accepted for one in calls])
+    like = [0] * len(calls)
+    for at, one in enumerate(calls):
+        while like[at] < at and not (
+            calls[like[at]].service == one.service
+            and (lasts_s[like[at]] == lasts_s[at]).all()
+            and (accepted[like[at]] == accepted[at]).all()
+        ):
+            like[at] += 1
+    return of.Calls(
+        np.array([one.service for one in calls], np.int64),
+        lasts_s,
+        np.array([one.rows for one in calls]),
+        accepted,
+        np.array([one.sharers for one in calls], np.float64),
+        np.array(like, np.int64),
+    )

@@ -138,10 +138,10 @@ class EngineChoice:
         known = self._plans.get(key)
         if known is None or not known.plan.room:
             known = self._plans[key] = self._plan(pool, lane, self._first(pool, lane, action, scaled))
-        elif name not in known.places:
+        if name not in known.places:
             known.places[name] = known.plan.append(known.call(action, scaled, self.cluster), known.price)
-        if name not in known.places or not self._is_free(known, known.places[name], action):
-            known = self._plans[key] = self._plan(pool, lane, [(action, scaled)])  # other lanes were served meanwhile
+        if not self._is_free(known, known.places[name], action):  # other lanes were served meanwhile
+            known = self._plans[key] = self._plan(pool, lane, [(action, scaled)])
         return known, known.places[name]
 
     def insist(self, pool: Pool, lane: Lane, action: str) -> bool:
@@ -172,16 +172,15 @@ class EngineChoice:
     def _first(
         self, pool: Pool, lane: Lane, action: ActionState, scaled: Scalable
     ) -> list[tuple[ActionState, Scalable]]:
-        """Return the actions that are planned together: the first ones of the lane, and this one."""
-        if pool.queued < 2 or len(nodes := self.cluster.nodes.of(pool, lane)) > MOST_GPUS:
+        """Return the actions that are planned together: all that wait in the lane, or this one alone."""
+        nodes = self.cluster.nodes.of(pool, lane)
+        if not 2 <= pool.queued <= MOST_PLANNED or len(nodes) > MOST_GPUS:
             return [(action, scaled)]
         if sum(node.capacity.get(pool.resource, 0) for node in nodes) > MOST_GPUS:
             return [(action, scaled)]
         head = lane.queue.head()
         found = list[tuple[ActionState, Scalable]]()
         for name in (*(() if head is None else (head,)), *behind_head(lane)):
-            if len(found) == MOST_PLANNED:
-                break
             other = self.cluster.queues.queued[name]
             if name == action.request.id:
                 found.append((action, scaled))

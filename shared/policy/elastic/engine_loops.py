@@ -63,10 +63,10 @@ def search(layout, plan, states, calls, added, price, most, found):  # type: ign
                     wanted[unplaced], unplaced = calls.service[call], unplaced + 1
                     rest_s += shortest_s[call]
             for call in range(count):
-                first = calls.like[call]
-                while placed[first] or calls.like[first] != calls.like[call]:
+                first = call if placed[call] else calls.like[call]
+                while first < call and (placed[first] or calls.like[first] != calls.like[call]):
                     first += 1
-                if first == call:
+                if first == call and not placed[call]:
                     bounds = (begins_s - _SAME_S, np.inf, rest_s - shortest_s[call], count - depth - 1.0, best_s)
                     sizes[depth] = _expand(
                         layout, plan, states, calls, depth, added + depth, call, price, wanted, bounds, tables[depth],

@@ -34,8 +34,8 @@ from shared.policy.resources.engine_records import MOST_SLOTS, ROW_COLUMNS, Engi
 
 MOST_PLANNED: Final = 6
 """Most calls of a search."""
-MOST_EVALUATED: Final = 4_000
-"""Places that a search evaluates at most after its first plan: about 0.1 us each."""
+MOST_EVALUATED: Final = 2_000
+"""Places that a search evaluates at most after its first plan: about 0.5 us each."""
 MOST_ADDED: Final = 96
 """Most calls of a plan."""
 _NOTHING: Final = np.empty(0)

@@ -50,7 +50,7 @@ class ActionState:
     resuming_s: float = 0.0
     """Seconds for which it then waited for units."""
     paused_since_s: float = 0.0
-    """Start of its state `parked` or `resuming`; meaningless in other states."""
+    """Start of its state `parked` or `resuming`, or of its cancellation; meaningless in other states."""
     parks: int = 0
     """Number of times that the present attempt was parked."""
     between_parks_s: float = 0.0
@@ -230,7 +230,9 @@ class ActionState:
         return parked_s, self.resuming_s + (lasts_s if self.state == "resuming" else 0.0)
 
     def pause(self, state: State, now: float) -> None:
-        """Move to, between or out of the states `parked` and `resuming`, and record the time in the one that ends."""
+        """Move to, between or out of the states `parked` and `resuming`, and record the time in the one that ends. A
+        cancellation moves to `cancelling` from any state.
+        """
         self.parked_s, self.resuming_s = self.paused(now)
         self.move(state)
         self.paused_since_s = now

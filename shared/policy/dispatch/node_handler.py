@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shared.policy.dispatch.action_registry import ActionRegistry
+from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.attempt_handler import AttemptHandler
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
@@ -160,9 +161,18 @@ def _is_overdue(cluster: ClusterState, node: Node, now: float, overdue_s: float)
     return (
         bool(node.asked)
         or any(now - orphan.since_s > overdue_s for orphan in node.orphans.values())
-        or any(
-            now - action.granted_s - sum(action.paused(now)) > action.work.timeout_s + overdue_s
-            for action in cluster.granted.get(node.name, {}).values()
-            if not action.parked
-        )
+        or any(_lacks_end(action, now, overdue_s) for action in cluster.granted.get(node.name, {}).values())
     )
+
+
+def _lacks_end(action: ActionState, now: float, overdue_s: float) -> bool:
+    """Return whether the report of its attempt's end may be lost.
+
+    A parked attempt is not limited by its timeout, but it may end, for example with its environment. If that report is
+    lost, no other report of the node is about it, and a node ignores the revocation of an attempt that has ended. So
+    without an inventory the action would stay unanswered, also after its cancellation or deadline.
+    """
+    if not action.parked:
+        return now - action.granted_s - sum(action.paused(now)) > action.work.timeout_s + overdue_s
+    allowed_s = 0.0 if action.state == "cancelling" else action.work.timeout_s
+    return now - action.paused_since_s > allowed_s + overdue_s

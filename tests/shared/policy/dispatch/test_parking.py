@@ -29,7 +29,17 @@ from shared.policy.dispatch.stimuli import (
     TickPassed,
     TrajectoryClosed,
 )
-from shared.policy.model.formulation import AnswerAction, Command, Grant, Park, Request, Resume, Revoke, SetShare
+from shared.policy.model.formulation import (
+    AnswerAction,
+    AskInventory,
+    Command,
+    Grant,
+    Park,
+    Request,
+    Resume,
+    Revoke,
+    SetShare,
+)
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.dispatch.test_dispatch_trajectories import act, host, leading, submit
@@ -313,6 +323,32 @@ def test_it_ends_with_its_environment(resuming: bool) -> None:
     assert [(one.action, one.ended) for one in found if isinstance(one, AnswerAction)] == [("r0", "environment-lost")]
     assert not any(isinstance(one, Resume) for one in found)
     assert state(dispatcher, "r0") == "answered"
+
+
+@pytest.mark.parametrize(("cancelled", "asked_s", "as_"), [(False, 26.0, "unknown-outcome"), (True, 17.0, "cancelled")])
+def test_a_parked_attempt_whose_end_was_not_reported_is_found_by_an_inventory(
+    cancelled: bool, asked_s: float, as_: str
+) -> None:
+    """It was parked at 1 and is cancelled at 2. Its node does not have it any more, so nothing answers the revocation.
+    It is asked 15 s later, and without a cancellation after the timeout (10 s) and 15 s.
+    """
+    dispatcher, _ = parked()
+    if cancelled:
+        assert handle(dispatcher, 2.0, ActionCancelled("r0", "why")) == [Revoke("r0", "a", 1)]
+    assert handle(dispatcher, asked_s, NodeSeen("a", "1"), TickPassed()) == []
+    assert handle(dispatcher, asked_s + 0.1, NodeSeen("a", "1"), TickPassed()) == [AskInventory("a")]
+    found = handle(dispatcher, asked_s + 0.2, InventoryReported("a", "1", {}, {"t": {"memory_mb": 10}}))
+    assert [(one.action, one.ended) for one in found if isinstance(one, AnswerAction)] == [("r0", as_)]
+
+
+def test_a_node_is_asked_again_about_a_parked_attempt_that_it_lists() -> None:
+    dispatcher, _ = parked()
+    held = {"r0": HeldGrant(0, 1, 0.75, {"cores": 1}, parked=True)}
+    for now in (30.0, 45.0):
+        assert handle(dispatcher, now, NodeSeen("a", "1"), TickPassed()) == [AskInventory("a")]
+        assert handle(dispatcher, now, InventoryReported("a", "1", held, {"t": {"memory_mb": 10}})) == []
+        assert handle(dispatcher, now + 14.9, NodeSeen("a", "1"), TickPassed()) == [], "once in 15 s at most"
+        assert state(dispatcher, "r0") == "parked"
 
 
 # ---- a new leader ----------------------------------------------------------------------------------------------------

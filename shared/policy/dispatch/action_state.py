@@ -12,6 +12,7 @@ from shared.policy.model.reports import Ended
 from shared.policy.model.results import Usage
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.orphans import Orphan
 from shared.policy.resources.pools import Lane
 from shared.policy.resources.resource import NO_USE, Use
 
@@ -148,6 +149,11 @@ class ActionState:
     def use(self, now: float = 0.0) -> Use:
         """Return the purpose of its units."""
         return Use(self.work.service, now, self.reported) if self.work.service or self.reported else NO_USE
+
+    def orphan(self, now: float) -> Orphan:
+        """Return its attempt as an orphan of its node. A parked one needs no units."""
+        units, awaits = (self.units if self.allocated else {}), (self.units if self.prefetched else {})
+        return Orphan(self.stage, self.attempt, units, self.serial, now, awaits)
 
     @property
     def is_like_others(self) -> bool:

@@ -20,7 +20,8 @@ from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.elastic.scheduling import ElasticRules, KnownWait
 from shared.policy.model.quotas import hold_key
 from shared.policy.model.reports import HeldGrant
-from shared.policy.resources.ledger import Node, Orphan
+from shared.policy.resources.ledger import Node
+from shared.policy.resources.orphans import Orphan
 from shared.policy.resources.quota_estimates import QuotaEstimates
 from shared.policy.resources.quotas import Quotas
 from shared.policy.resources.resource import Use
@@ -83,8 +84,8 @@ class ClusterState:
         self._allocate(action, node, now)
 
     def promote(self, now: float) -> None:
-        """Take free units for the first action in a node's queue, because the node has started it by itself. Wake the
-        lanes of nodes. Only nodes that have changed since the last call are examined.
+        """Take free units for orphans and the first action in a node's queue, because the node starts them by itself.
+        Wake the lanes of nodes. Only nodes that have changed since the last call are examined.
         """
         self.nodes.rankings.shorten()
         changed = self.nodes.rankings.changed
@@ -92,9 +93,9 @@ class ClusterState:
             name = changed.popitem()[0]
             self.queues.lanes.wake_node(name)
             self.elastic_waits.pop(name, None)
-            if name not in self.prefetch.queues:
+            if (node := self.nodes.present.get(name)) is None:
                 continue
-            node = self.nodes.present[name]
+            node.start_orphans()
             while (action := self.prefetch.first(node)) is not None and node.has_free(action.units):
                 self.start_prefetched(action, node, now)
 
@@ -168,9 +169,7 @@ class ClusterState:
         """
         node = self.nodes.present.get(action.node)
         if (action.allocated or action.prefetched or action.parked) and node is not None:
-            units = action.units if action.allocated else {}
-            orphan = Orphan(action.stage, action.attempt, units, action.serial, now)
-            node.add_orphan(action.request.id, orphan)
+            node.add_orphan(action.request.id, action.orphan(now))
         self._remove_grant(action)
 
     def _remove_grant(self, action: ActionState) -> None:
@@ -200,13 +199,13 @@ class ClusterState:
         An attempt older than the newest is not adopted. Another attempt may run, and attempt numbers are never reused.
         """
         if action is not None and action.stage == held.stage and action.attempt <= held.attempt:
+            node.orphan_ended(action_id, held.stage, held.attempt)  # it was recalled after its node had listed it
             self._adopt(action, node, held, now)
             if action.node == node.name:
                 action.attempt = held.attempt
                 return True
         units = held.units or (action.request.stages[held.stage].units if action is not None else {})
-        if held.queued or held.parked:
-            units = {}
+        units, awaits = ({} if held.queued or held.parked else units), (units if held.queued else {})
         known = node.orphans.pop(action_id, None)
         if known is not None:
             node.give_back(known.units, action_id)
@@ -216,7 +215,7 @@ class ClusterState:
         if action is not None:
             self.holds.orphan_reported(action, node, held, now)
         since_s = now if known is None else known.since_s
-        node.add_orphan(action_id, Orphan(held.stage, held.attempt, units, 0, since_s))
+        node.add_orphan(action_id, Orphan(held.stage, held.attempt, units, 0, since_s, awaits))
         return False
 
     def _adopt(self, action: ActionState, node: Node, held: HeldGrant, now: float) -> None:

@@ -11,7 +11,7 @@ Laws:
     for are held by short work too: behind long work it would wait while another node is idle. If it does wait too long,
     it is recalled;
   - it holds no units before it starts. When units become free, the node queue's first action takes them before anything
-    is granted.
+    is granted. A recalled action takes them too, until its node reports that it has not started it (`orphans`).
 """
 
 from __future__ import annotations
@@ -139,3 +139,7 @@ class Prefetch:
         assert short == self.short.get(node.name, 0), f"{node.name}: units of short work"
         first = self.first(node)
         assert first is None or not node.has_free(first.units), f"{node.name}: units are free, and its queue waits"
+        for orphan in node.orphans.values():
+            assert not (orphan.awaits and node.has_free(orphan.awaits)), (
+                f"{node.name}: units are free, and {orphan} waits"
+            )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from shared.policy.resources.orphans import Orphan
 from shared.policy.resources.residency import Residency
 from shared.policy.resources.resource import NO_USE, PLAIN, Rank, Resource, Specs, Use
 
@@ -36,20 +37,6 @@ class NoChangeLog:
 def environment(trajectory: str) -> str:
     """Holder of the units of a trajectory's environment. No conflict with actions, whose ids have no space."""
     return f"environment {trajectory}"
-
-
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """An attempt that a node was asked to stop and has not yet confirmed. No request waits for it; its units are
-    taken.
-    """
-
-    stage: int
-    attempt: int
-    units: Mapping[str, int]
-    serial: int
-    """Serial of its grant; orders it against inventories."""
-    since_s: float
 
 
 @dataclass(slots=True)
@@ -219,6 +206,13 @@ class Node:
         """Add an orphan. Its units are taken already."""
         self.orphans[action] = orphan
         self.changes.touch(self.name)
+
+    def start_orphans(self) -> None:
+        """Take the free units that orphans await: the node may have started them."""
+        for action, orphan in self.orphans.items():
+            if orphan.awaits and self.has_free(orphan.awaits):
+                self.take(orphan.awaits, action)
+                self.orphans[action] = orphan.started()
 
     def orphan_ended(self, action: str, stage: int, attempt: int) -> bool:
         """Free the units of an orphan that has ended. False: this attempt is no orphan."""

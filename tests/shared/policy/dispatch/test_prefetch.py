@@ -14,12 +14,14 @@ from shared.policy.dispatch.stimuli import (
     NodeSeen,
     TickPassed,
 )
-from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, Revoke, Work
+from shared.policy.model.formulation import AnswerAction, AskInventory, Command, Grant, Request, Revoke, Work
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.strategies import CORES, SPECS, joined, node, reported, request, submitted, work
 
 SHORT_S = HORIZON_S / 4
+LATE_S = 30.0
+"""Time at which actions granted at 0 are overdue."""
 
 
 def short_work(*names: str, cores: int = 2, prefetches: bool = True, lasts_s: float = SHORT_S) -> Dispatcher:
@@ -235,6 +237,58 @@ def test_a_recall_is_no_failed_attempt() -> None:
     assert (answer.ended, answer.reason.endswith("3 attempts")) == ("sandbox-lost", True)
 
 
+def recalled_behind_long_work() -> tuple[Dispatcher, list[Grant]]:
+    """A leader of one node of two cores that has recalled r2, and asked for the inventory just before. r0 and r1 have
+    outlasted their timeouts.
+    """
+    dispatcher = short_work()
+    granted = submit(dispatcher, *many(3))
+    assert queue_of(dispatcher) == ["r2"]
+    dispatcher.handle(LATE_S, NodeSeen("n", "1"))
+    commands = dispatcher.handle(LATE_S, TickPassed())
+    assert commands == [AskInventory("n"), Revoke("r2", "n", 1, recall=True)]
+    dispatcher.check()
+    return dispatcher, granted
+
+
+def test_the_units_of_a_recalled_action_are_granted_again_only_after_its_node_has_reported() -> None:
+    """It may have begun before the recall arrived, as the node starts its queue by itself."""
+    dispatcher, granted = recalled_behind_long_work()
+    submit(dispatcher, request("both", work(units={"cores": 2}), priority=-1.0), now=LATE_S)  # before r2
+    for grant in granted[:2]:
+        ends = dispatcher.handle(LATE_S, reported(end(grant)))
+        dispatcher.check()
+        assert not grants(ends), "r2 has one of the two cores, if it has begun"
+    (answer, next_) = dispatcher.handle(LATE_S, reported(end(granted[2])))
+    dispatcher.check()
+    assert isinstance(answer, AnswerAction)
+    assert isinstance(next_, Grant)
+    assert (answer.action, next_.action) == ("r2", "both")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_inventory_from_before_a_recall_restores_what_was_recalled(begun: bool) -> None:
+    """It is granted there again, and no orphan as well. If the recall was in time, the node reports it lost."""
+    dispatcher, granted = recalled_behind_long_work()
+    held = {name: HeldGrant(0, 1, LATE_S, {"cores": 1}) for name in ("r0", "r1")}
+    if begun:
+        del held["r0"]
+        dispatcher.handle(LATE_S, reported(end(granted[0])))
+    held["r2"] = HeldGrant(0, 1, 0.0, {"cores": 1}, queued=not begun)
+    assert dispatcher.handle(LATE_S, InventoryReported("n", "1", held)) == []
+    dispatcher.check()
+    assert dispatcher.cluster.nodes.present["n"].used == {"cores": 2}
+    assert not dispatcher.cluster.nodes.present["n"].orphans
+    if begun:
+        (answer,) = dispatcher.handle(LATE_S, reported(end(granted[2])))
+        assert isinstance(answer, AnswerAction)
+    else:
+        assert dispatcher.handle(LATE_S, reported(end(granted[2], status="lost"))) == []
+        (again,) = grants(dispatcher.handle(LATE_S, reported(end(granted[0]))))
+        assert (again.action, again.attempt) == ("r2", 2)
+    dispatcher.check()
+
+
 def test_work_that_is_not_repeatable_is_never_recalled() -> None:
     """It can be in a node queue all the same: under a former leader, actions before it held its cores."""
     dispatcher = short_work("a")
@@ -260,12 +314,18 @@ def test_a_new_leader_adopts_the_node_queue() -> None:
     assert dispatcher.cluster.nodes.present["n"].used == {"cores": 2}
 
 
-def test_an_orphan_in_the_node_queue_holds_no_units() -> None:
+def test_an_orphan_in_the_node_queue_takes_its_units_when_they_are_free() -> None:
+    """Its node may start it before it reads that the attempt is not needed."""
     dispatcher = short_work()
-    assert meet(dispatcher, "m", {"whose": HeldGrant(0, 1, 0.0, {"cores": 1}, queued=True)}) == [
-        Revoke("whose", "m", 1)
-    ]
-    assert not any(dispatcher.cluster.nodes.present["m"].used.values())
+    held = {"whose": HeldGrant(0, 1, 1.0, {"cores": 2}), "next": HeldGrant(0, 1, 0.0, {"cores": 1}, queued=True)}
+    assert meet(dispatcher, "m", held) == [Revoke("whose", "m", 1), Revoke("next", "m", 1)]
+    assert dispatcher.cluster.nodes.present["m"].used == {"cores": 2}
+    assert dispatcher.handle(0.0, reported(end(Grant("whose", "m", 1, 0, {}, 0.0), 1.0, "cancelled"))) == []
+    dispatcher.check()
+    assert dispatcher.cluster.nodes.present["m"].used == {"cores": 1}
+    assert dispatcher.handle(0.0, reported(end(Grant("next", "m", 1, 0, {}, 0.0), 0.0, "cancelled"))) == []
+    dispatcher.check()
+    assert dispatcher.cluster.nodes.present["m"].used == {"cores": 0}
 
 
 def test_units_of_an_action_that_the_node_has_started_meanwhile_are_taken() -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.policy.resources.ledger import Node, Orphan, place, spread
+from shared.policy.resources.ledger import Node, place, spread
+from shared.policy.resources.orphans import Orphan
 from shared.policy.resources.pools import Pool, ZeroQueue, reserve
 from tests.shared.policy.strategies import CORES, node
 

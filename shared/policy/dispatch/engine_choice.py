@@ -1,14 +1,17 @@
 """Choice of an engine for elastic work of a model service: degree, node and chunk (ARL-Tangram §4.2, §5.3).
 
 Each degree of a service is an engine of its own, so a degree costs more than its duration: a restore, if no free chunk
-holds the service at that degree, and before it the evictions of what is in its way. So the first calls of a lane are
-planned together on the chunks of its nodes (`elastic.engine_plan`), with the least sum of ACT and a price on GPUs. The
-price is that of the elastic rule of CPUs; under a backlog it is the number of calls behind the plan for each GPU. Laws:
-  - a call whose place is in the future waits: for a slot of a busy engine, or because a call behind it needs the
-    engine that it would evict. What waits reserves nothing, and a plan lasts for one round;
+holds the service at that degree, and before it the evictions of what is in its way. So calls are planned on the chunks
+of their nodes (`elastic.engine_plan`), with the least sum of ACT and a price on GPU-seconds. The price has two parts:
+that of the elastic rule of CPUs, for calls that will arrive, and the number of calls behind the plan for each GPU.
+Laws:
+  - if few calls wait for few GPUs, those of a lane are planned together; else one after the other, in their order.
+    Those that have waited for `swap_wait_s` are planned first, so others do not postpone them any more;
+  - a call whose place is in the future waits: for a slot of a busy engine, for GPUs, or because a call behind it needs
+    the engine that it would evict. If it could begin now elsewhere, it reserves nothing;
   - if nothing behind it was granted, it waits for busy engines only. Each end on them is a new plan, and a predicted
     end that is overdue moves away by as much as it is overdue, until another place costs less;
-  - calls behind those that are planned together are added to the plan one by one.
+  - a plan lasts for one round, and knows no grants of other lanes: a place is checked before it is used.
 """
 
 from __future__ import annotations

@@ -45,7 +45,14 @@ def check(chunks: Chunks) -> None:
 def state(chunks: Chunks, asked: list[tuple[int, str]]) -> list[object]:
     records = chunks.engine_records()
     rows = [chunks.service_row(name).tolist() for name in SERVICES]
-    return [chunks.free, *(chunks.choose(*each) for each in asked), records.gpus, records.engines, records.values.tolist(), rows]
+    return [
+        chunks.free,
+        *(chunks.choose(*each) for each in asked),
+        records.gpus,
+        records.engines,
+        records.values.tolist(),
+        rows,
+    ]
 
 
 @pytest.mark.parametrize("seed", range(60))

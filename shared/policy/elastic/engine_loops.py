@@ -44,7 +44,7 @@ def least(layout, plan, states, calls, added, price, latest_s, table):  # type: 
 @compiled
 def search(layout, plan, states, calls, added, price, most, found):  # type: ignore[no-untyped-def]  # noqa: C901
     """Write the best plan of all calls in the order of begins, and the state after it. Returns the number of calls; 0:
-    one of them has no place.
+    none was found, for example because one of them has no place.
     """
     count, depth, evaluated, best_s = len(calls.service), _ZERO, 0, np.inf
     tables = np.empty((count, MOST_OPTIONS, of.COLUMNS))
@@ -80,7 +80,7 @@ def search(layout, plan, states, calls, added, price, most, found):  # type: ign
             if depth >= 0:
                 placed[np.int64(tables[depth, following[depth] - 1, of.CALL])] = False
             continue
-        if best_s < np.inf and evaluated >= most:
+        if evaluated >= (most if best_s < np.inf else most + count * count * places):
             break
         following[depth] += 1
         spent_s[depth + 1] = spent_s[depth] + tables[depth, at, of.COST_S]

@@ -12,9 +12,10 @@ duration: all of them if a call joins others, else as many as sharers. Restores 
 the state requires them.
 
 `search` builds plans in the order of begins and follows the lowest bound first, until no bound is below the best plan.
-This is exact, except in two cases: it has evaluated `most` places after its first plan, or a step has more than
-`MOST_OPTIONS` places. `append` adds one call to a plan where it costs least. Corrected here: Algorithm 4 never splits a
-chunk, and knows no restores. Oracle: tests/shared/policy/elastic/engine_oracle.py.
+This is exact, except in two cases: it has evaluated `most` places, or a step has more than `MOST_OPTIONS` places. A
+first plan needs few places if each call has one; without it the search ends soon after `most`. `append` adds one call
+to a plan where it costs least. Corrected here: Algorithm 4 never splits a chunk, and knows no restores. Oracle:
+tests/shared/policy/elastic/engine_oracle.py.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from shared.policy.resources.engine_records import MOST_SLOTS, ROW_COLUMNS, Engi
 MOST_PLANNED: Final = 6
 """Most calls of a search."""
 MOST_EVALUATED: Final = 2_000
-"""Places that a search evaluates at most after its first plan: about 0.5 us each."""
+"""Places that a search evaluates at most, beyond those of its first plan: about 0.5 us each."""
 MOST_ADDED: Final = 96
 """Most calls of a plan."""
 _NOTHING: Final = np.empty(0)
@@ -125,10 +126,10 @@ class EnginePlan:
         Args:
             calls: `together` at most.
             price: seconds for each GPU-second, >= 0.
-            most: places to evaluate after the first plan.
+            most: places to evaluate, beyond those of the first plan.
 
         Returns:
-            By call its place; None: one of them has none, and nothing is added.
+            By call its place; None: no plan was found, for example because one of them has none. Nothing is added.
         """
         assert len(calls) <= min(len(self._states.left) - 1, self.room), f"{len(calls)} calls are too many"
         table = np.empty((len(calls), of.COLUMNS))

@@ -169,8 +169,8 @@ class EngineChoice:
         """Return whether a place is as it was planned."""
         if place is None or place.begin_s > 0.0:
             return True
-        resource = known.nodes[place.node].resources[action.resource]
-        return resource.fits(place.size, action.use()._replace(numbers=place.numbers))
+        units = {**action.work.units, action.resource: place.size}
+        return known.nodes[place.node].has_free(units, action.use()._replace(numbers=place.numbers))
 
     def _first(
         self, pool: Pool, lane: Lane, action: ActionState, scaled: Scalable

@@ -100,7 +100,7 @@ class ClusterState:
                 self.start_prefetched(action, node, now)
 
     def _allocate(self, action: ActionState, node: Node, now: float, *, adopted: bool = False) -> None:
-        node.take(action.units, action.request.id, action.use(now)._replace(lasts_s=action.expected_s))
+        node.take(action.units, action.request.id, action.use(now)._replace(now=now, lasts_s=action.expected_s))
         action.reported = ()
         action.allocated, action.expected_end_s = True, now + action.expected_s
         self.prefetch.count_short(action)

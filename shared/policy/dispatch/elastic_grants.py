@@ -11,7 +11,7 @@ those before them. Laws:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
@@ -25,7 +25,7 @@ from shared.policy.elastic.scheduling import LOOKED_AT, Scalable, allot
 from shared.policy.model.formulation import Command, Grant
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import BEGINS, bound_lane
-from shared.policy.resources.resource import Resource
+from shared.policy.resources.resource import Resource, Use
 
 MOST_BEYOND: Final = 1024
 """Most waiting actions of a node that count beyond those that are looked at one by one."""
@@ -100,7 +100,7 @@ def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted
     kept, evicted = [one for one, _ in candidates[: len(units)]], [one for one, _ in candidates[len(units) :]]
     after = {one.action.request.id: amount for one, amount in zip(kept, units, strict=True)}
     if after != before:
-        uses = {one.action.request.id: one.action.use(now) for one, _ in candidates}
+        uses = {one.action.request.id: _use(cluster, now, one.action, after) for one, _ in candidates}
         node.rearrange(resource, before, dict(reversed(after.items())), uses)  # the last first, as in the DP
         if units_of.spec.is_structured and not all(map(units_of.numbers, after)):
             node.rearrange(resource, after, before, uses)  # the DP does not know which chunk is usable for whom
@@ -128,6 +128,11 @@ def possible(scaled: Scalable | None, resource: Resource, action: ActionState) -
 def _is_fixed(one: NewGrant, resource: Resource) -> bool:
     """Return whether the units of a grant must stay: it continues, or it shares a chunk with others."""
     return one.resumed or bool(one.action.work.service) or one.action.request.id in resource.sharing
+
+
+def _use(cluster: ClusterState, now: float, action: ActionState, after: Mapping[str, int]) -> Use:
+    lasts_s = cluster.durations.expect(action, after.get(action.request.id))
+    return action.use(now)._replace(now=now, lasts_s=lasts_s)
 
 
 def _renumber(commands: list[Command], one: NewGrant, numbers: tuple[int, ...]) -> None:

@@ -147,13 +147,10 @@ class EngineChoice:
             known = self._plans[key] = self._plan(pool, lane, [(action, scaled)])
         return known, known.places[name]
 
-    def insist(self, pool: Pool, lane: Lane, action: str) -> bool:
-        """Let an action wait for busy engines only. False: it does not wait for other calls."""
+    def waits_for_calls(self, pool: Pool, lane: Lane, action: str) -> bool:
+        """Return whether an action waits because of other calls, and not for busy engines only."""
         known = self._plans.get((pool.name, lane.name))
-        if action not in self.waiting or (known is not None and known.first == action):
-            return False
-        self.insisting = action
-        return True
+        return action in self.waiting and (known is None or known.first != action)
 
     @staticmethod
     def _could_begin(nodes: Iterable[Node], action: ActionState, scaled: Scalable) -> bool:

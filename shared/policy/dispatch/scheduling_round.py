@@ -163,9 +163,10 @@ class SchedulingRound:
 
     def _insists(self, pool: Pool, lane: Lane, head: str) -> bool:
         """Let a head wait no longer for work behind it, of which nothing was granted. False: it does not."""
-        if head in self.swaps.waiting:
-            self.swaps.insisting = head
-        return self.engines.insist(pool, lane, head) or head in self.swaps.waiting
+        if head not in self.swaps.waiting and not self.engines.waits_for_calls(pool, lane, head):
+            return False
+        self.swaps.insisting = self.engines.insisting = head
+        return True
 
     def _reshare(self, pool: Pool, lane: Lane, action: ActionState) -> list[Command]:
         """Update the shares of a pool for a head that fits no node, at most once in the round."""

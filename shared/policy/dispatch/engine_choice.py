@@ -9,6 +9,8 @@ Laws:
     Those that have waited for `swap_wait_s` are planned first, so others do not postpone them any more;
   - a call whose place is in the future waits: for a slot of a busy engine, for GPUs, or because a call behind it needs
     the engine that it would evict. If it could begin now elsewhere, it reserves nothing;
+  - the head of a lane that has waited for `swap_wait_s` reserves its place: work that its plan does not contain starts
+    on that node only if it is predicted to end before;
   - if nothing behind it was granted, it waits for busy engines only. Each end on them is a new plan, and a predicted
     end that is overdue moves away by as much as it is overdue, until another place costs less;
   - a plan lasts for one round, and knows no grants of other lanes: a place is checked before it is used.
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -76,6 +78,17 @@ class LanePlan:
         return made
 
 
+class ReservedPlace(NamedTuple):
+    """Place in the future of the head of a lane."""
+
+    head: str
+    lane: tuple[str, str]
+    """Names of its pool and lane."""
+    resource: str
+    node: Node
+    begin_s: float
+
+
 @dataclass(slots=True)
 class EngineChoice:
     """Choices of one scheduling round."""
@@ -88,6 +101,8 @@ class EngineChoice:
     """Action that waits for busy engines only."""
     full: set[int] = field(default_factory=set)
     """Works that no place is free for in this round (`id`)."""
+    reserved: list[ReservedPlace] = field(default_factory=list)
+    """Places of heads that have waited for long."""
     _plans: dict[tuple[str, str], LanePlan] = field(default_factory=dict)
     """By pool and lane."""
     _passed: set[str] = field(default_factory=set)
@@ -110,6 +125,7 @@ class EngineChoice:
         if place is not None and place.begin_s > 0.0:
             if self._could_begin(nodes, action, scaled):
                 self.waiting.add(action.request.id)
+                self._reserve(pool, lane, action, lane_plan.nodes[place.node], place.begin_s)
             return
         tried = list[int]()
         while place is not None:
@@ -146,6 +162,24 @@ class EngineChoice:
         if not self._is_free(known, known.places[name], action):  # other lanes were served meanwhile
             known = self._plans[key] = self._plan(pool, lane, [(action, scaled)])
         return known, known.places[name]
+
+    def _reserve(self, pool: Pool, lane: Lane, action: ActionState, node: Node, begin_s: float) -> None:
+        name = action.request.id
+        if self.now - action.queued_s >= self.cluster.swap_wait_s and name == lane.queue.head():
+            place = ReservedPlace(name, (pool.name, lane.name), action.resource, node, self.now + begin_s)
+            self.reserved = [*(one for one in self.reserved if one.head != name), place]
+
+    def forbids(self, node: Node, action: ActionState) -> bool:
+        """Return whether this work, started there now, would delay a head that has reserved its place."""
+        return any(one.node is node and self._delays(one, action) for one in self.reserved)
+
+    def _delays(self, place: ReservedPlace, action: ActionState) -> bool:
+        if place.head == action.request.id or not action.needs.get(place.resource):
+            return False
+        known = self._plans.get(place.lane)
+        if known is not None and place.head in known.places and action.request.id in known.places:
+            return False  # planned behind it
+        return self.now + self.cluster.durations.expect_at_most(action) > place.begin_s
 
     def waits_for_calls(self, pool: Pool, lane: Lane, action: str) -> bool:
         """Return whether an action waits because of other calls, and not for busy engines only."""

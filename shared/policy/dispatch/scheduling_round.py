@@ -80,6 +80,8 @@ class SchedulingRound:
         """Return whether this work, started there now, would delay a blocked head."""
         if self.blocked and any(one.forbids(self.cluster, node, action, self.now) for one in self.blocked):
             return True
+        if self.engines.reserved and self.engines.forbids(node, action):
+            return True
         if not self.cluster.queues.lanes.asleep:
             return False
         assert self.reached is not None, "work is placed for a lane"

@@ -1,0 +1,159 @@
+"""Places of elastic calls of model services in written cases: what they may take, and how long they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from shared.policy.dispatch.config import DispatchConfig
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.service_stimuli import ServicesReported
+from shared.policy.dispatch.stimuli import (
+    AttemptsEnded,
+    InventoryReported,
+    NodeJoined,
+    RequestsSubmitted,
+    SilenceIgnored,
+    Stimulus,
+    TickPassed,
+)
+from shared.policy.elastic.scheduling import ElasticRules
+from shared.policy.model.chunks import ServedModel
+from shared.policy.model.elasticity import Elasticity
+from shared.policy.model.formulation import Grant, Work
+from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
+from shared.policy.resources.chunks import GPUS
+from tests.shared.policy.strategies import request, work
+
+POOL = "gpus@cpu"
+SPEED = Elasticity("amdahl", serial=0.1)
+MEMORY_GB = 80.0
+RESTORE_S: Mapping[int, float] = {1: 2.0, 2: 2.0, 4: 2.0, 8: 2.0}
+
+
+def call(service: str, *degrees: int, duration_s: float, cores: int = 0) -> Work:
+    units = {"gpus": degrees[0], "cores": cores} if cores else {"gpus": degrees[0]}
+    made = replace(work(POOL, units, timeout_s=1000.0), service=service, duration_s=duration_s)
+    return replace(made, amounts=degrees, elasticity=SPEED) if len(degrees) > 1 else made
+
+
+@dataclass
+class Cluster:
+    """A dispatcher, and what it has granted."""
+
+    rule: str = "priced"
+    now: float = 1000.0
+    dispatcher: Dispatcher = field(init=False)
+    running: dict[str, tuple[float, Grant]] = field(default_factory=dict)
+    """Granted action -> its end."""
+    begun_s: dict[str, float] = field(default_factory=dict)
+    works: dict[str, Work] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rules = ElasticRules(rule="paper" if self.rule == "paper" else "priced")
+        self.dispatcher = Dispatcher(DispatchConfig(elastic=rules), specs={"gpus": GPUS})
+
+    def join(
+        self,
+        name: str,
+        gpus: int,
+        services: Mapping[str, ServedModel],
+        *,
+        cores: int = 0,
+        memory_gb: tuple[float, ...] | None = None,
+        released: tuple[int, ...] = (),
+    ) -> None:
+        memory_gb = (MEMORY_GB,) * gpus if memory_gb is None else memory_gb
+        self.handle(
+            NodeJoined(name, "1", "cpu", {"gpus": gpus, "cores": cores}, frozenset({"run"})),
+            ServicesReported(name, "1", "gpus", services, memory_gb, (), released),
+            InventoryReported(name, "1", {}),
+        )
+
+    def handle(self, *stimuli: Stimulus) -> list[Grant]:
+        commands = self.dispatcher.handle(self.now, *stimuli)
+        self.dispatcher.check()
+        granted = [one for one in commands if isinstance(one, Grant)]
+        for one in granted:
+            single_s = self.works[one.action].duration_s or 0.0
+            self.running[one.action] = (self.now + SPEED.duration(single_s, one.units["gpus"]), one)
+            self.begun_s[one.action] = self.now
+        return granted
+
+    def submit(self, *works: Work) -> list[Grant]:
+        new = []
+        for one in works:
+            name = f"r{len(self.works)}"
+            self.works[name] = one
+            new.append(request(name, one, at_s=self.now, seq=len(self.works)))
+        return self.handle(RequestsSubmitted(tuple(new)))
+
+    def end(self, name: str) -> list[Grant]:
+        _, one = self.running.pop(name)
+        ended = Ended(name, one.node, one.attempt, one.stage, AttemptResult("ok", True), 0.0, 1.0, one.units)
+        return self.handle(AttemptsEnded((ended,)))
+
+    def go_to(self, until_s: float) -> None:
+        """Let actions end that are due by then, with a tick after them."""
+        while self.running and (first := min((end_s, name) for name, (end_s, _) in self.running.items()))[0] <= until_s:
+            self.now = max(self.now, first[0])
+            self.end(first[1])
+        self.now = until_s
+        self.handle(SilenceIgnored(), TickPassed())
+
+
+def test_a_node_that_reports_no_memory_is_granted_calls() -> None:
+    """The node decides what fits: chunks that are too small are in its report of unusable ones."""
+    cluster = Cluster()
+    cluster.join("a", 2, {"A": ServedModel((1, 2), 1, 60.0)}, memory_gb=())
+    assert len(cluster.submit(call("A", 1, 2, duration_s=4.0))) == 1
+
+
+def test_calls_planned_together_share_other_resources() -> None:
+    """Both calls have a chunk on the node, and only one of them has a core."""
+    cluster = Cluster()
+    cluster.join("a", 4, {"A": ServedModel((1, 2), 1, 60.0)}, cores=1)
+    granted = cluster.submit(*[call("A", 1, 2, duration_s=4.0, cores=1)] * 2)
+    assert len(granted) == 1
+    assert len(cluster.end(granted[0].action)) == 1
+
+
+def test_a_call_without_a_place_does_not_hold_a_search_up() -> None:
+    """All GPUs that serve B are released: a plan that contains its call does not exist. Without a bound the search
+    would try all orders of the others.
+    """
+    cluster = Cluster()
+    served = {name: ServedModel((1, 2, 4), 1, 60.0, restore_s=RESTORE_S) for name in "ACDEF"}
+    cluster.join("a", 8, served)
+    cluster.join("b", 8, {"B": ServedModel((1, 2), 1, 60.0)}, released=tuple(range(8)))
+    calls = [call(name, 1, 2, 4, duration_s=4.0) for name in "BACDEF"]
+    granted = cluster.submit(*calls)
+    assert {one.node for one in granted} == {"a"}
+
+
+def test_gpus_of_work_without_a_service_are_free_at_its_predicted_end() -> None:
+    cluster = Cluster("paper")
+    cluster.join("a", 2, {"A": ServedModel((1, 2), 1, 60.0)})
+    (kernel,) = cluster.submit(call("", 1, duration_s=4.0))
+    assert cluster.submit(call("A", 1, 2, duration_s=100.0)) == [], "it ends earlier on both GPUs"
+    (granted,) = cluster.end(kernel.action)
+    assert granted.units == {"gpus": 2}
+
+
+def test_an_old_call_is_not_overtaken_by_a_stream_that_is_not_planned() -> None:
+    """The call prefers both GPUs, and a stream of fixed degree would keep one of them busy for ever."""
+    cluster = Cluster()
+    served = {"A": ServedModel((1, 2), 1, 60.0, restore_s=RESTORE_S), "B": ServedModel((1,), 8, 60.0)}
+    cluster.join("a", 2, served)
+    for number in range(20):
+        cluster.submit(call("B", 1, duration_s=3.0))
+        cluster.go_to(1000.5 + 0.5 * number)
+    old, since_s = f"r{len(cluster.works)}", cluster.now
+    cluster.submit(call("A", 1, 2, duration_s=50.0))
+    for number in range(60):
+        if old in cluster.begun_s:
+            break
+        cluster.submit(call("B", 1, duration_s=3.0))
+        cluster.go_to(since_s + 0.5 * (number + 1))
+    assert cluster.begun_s[old] - since_s <= cluster.dispatcher.config.swap_wait_s + 3.0

@@ -113,6 +113,12 @@ def begin(now, values, layout, plan, states):  # type: ignore[no-untyped-def]
             for slot in range(states.slots_s.shape[2]):
                 states.slots_s[0, engine, slot] = _wait_s(values[at + slot], now)
             at += states.slots_s.shape[2]
+        for gpu in range(layout.gpu_firsts[node], layout.gpu_firsts[node + 1]):
+            if states.holder[0, gpu] >= 0:  # of overdue slots, the one that ended first is free last
+                for slot in range(states.slots_s.shape[2]):
+                    if states.slots_s[0, states.holder[0, gpu], slot] < np.inf:
+                        free_s = states.slots_s[0, states.holder[0, gpu], slot]
+                        states.until_s[0, gpu] = max(states.until_s[0, gpu], free_s)
 
 
 @compiled

@@ -301,26 +301,29 @@ def _take(layout, plan, states, calls, depth, to, added, one):  # type: ignore[n
         states.left[to, other] = states.left[depth, other]
     call, node, at = np.int64(one[of.CALL]), np.int64(one[of.PLACED]), np.int64(one[of.DEGREE])
     first, size, begin_s, row = np.int64(one[of.CHUNK]), 1 << at, one[of.BEGIN_S], calls.rows[call, node, at]
-    new = layout.engine_firsts[-1] + added
+    new, joins, most = layout.engine_firsts[-1] + added, one[of.JOINED] >= 0, max(1.0, row[of.ROW_SLOTS])
     engine = _resident(layout, plan, states, to, added, (calls.service[call], node, first, size))
-    states.resident[to, new] = False
+    ready_s, gb, evict_s = 0.0, row[of.ROW_GB], row[of.ROW_EVICT_S]
     if engine < 0:
-        engine, nothing = new, np.empty(0, np.int64)
-        evict_s, _, _ = _evict(
-            layout, plan, states, to, added, node, first, size, row[of.ROW_GB], nothing, np.bool_(True)
-        )
-        plan.numbers[of.SERVICE, new], plan.numbers[of.NODE, new] = calls.service[call], node
-        plan.numbers[of.FIRST, new], plan.numbers[of.SIZE, new] = first, size
-        plan.values[of.GB, new], plan.values[of.EVICT_S, new] = row[of.ROW_GB], row[of.ROW_EVICT_S]
-        states.resident[to, new] = True
-        states.ready_s[to, new] = begin_s + evict_s + row[of.ROW_RESTORE_S]
-        for slot in range(states.slots_s.shape[2]):
-            states.slots_s[to, new, slot] = 0.0 if slot < max(1.0, row[of.ROW_SLOTS]) else np.inf
-    if one[of.JOINED] < 0 and begin_s == 0.0:
+        nothing, leave = np.empty(0, np.int64), np.bool_(True)
+        slowest_s, _, _ = _evict(layout, plan, states, to, added, node, first, size, gb, nothing, leave)
+        ready_s = begin_s + slowest_s + row[of.ROW_RESTORE_S]
+    else:  # from now on the most recent one
+        states.resident[to, engine] = False
+        ready_s, gb, evict_s = states.ready_s[to, engine], plan.values[of.GB, engine], plan.values[of.EVICT_S, engine]
+    for slot in range(states.slots_s.shape[2]):
+        free_s = 0.0 if slot < most else np.inf
+        if engine >= 0:
+            free_s = states.slots_s[to, engine, slot]
+        states.slots_s[to, new, slot] = free_s if joins else max(begin_s, free_s)
+    plan.numbers[of.SERVICE, new], plan.numbers[of.NODE, new] = calls.service[call], node
+    plan.numbers[of.FIRST, new], plan.numbers[of.SIZE, new] = first, size
+    plan.values[of.GB, new], plan.values[of.EVICT_S, new] = gb, evict_s
+    states.resident[to, new], states.ready_s[to, new] = True, ready_s
+    if not joins and begin_s == 0.0:
         states.left[to, node] -= size
-    end_s = max(begin_s, states.ready_s[to, engine]) + calls.lasts_s[call, at]
-    states.slots_s[to, engine, _first_slot(states, to, engine)] = end_s
+    end_s = max(begin_s, ready_s) + calls.lasts_s[call, at]
+    states.slots_s[to, new, _first_slot(states, to, new)] = end_s
     for gpu in range(layout.gpu_firsts[node] + first, layout.gpu_firsts[node] + first + size):
-        joined = states.holder[to, gpu] == engine
-        states.until_s[to, gpu] = max(states.until_s[to, gpu], end_s) if joined else end_s
-        states.holder[to, gpu] = engine
+        states.until_s[to, gpu] = max(states.until_s[to, gpu], end_s) if joins else end_s
+        states.holder[to, gpu] = new

@@ -80,7 +80,7 @@ class EnginePlan:
 
     Args:
         nodes: their records.
-        free: by node, GPUs that it may grant now.
+        free: by node, GPUs that it may grant now; other free GPUs wait for the next end on it.
         now: time of the plan.
         together: most calls of a search.
     """

@@ -68,8 +68,6 @@ def options(state: State, call: PlannableCall, price: float) -> Iterator[Option]
             for first in range(0, len(node.gb) - size + 1, size):
                 if not allowed or math.isinf(lasts_s) or int(unusable) >> first // size & 1:
                     continue
-                if max(gb - node.gb[gpu] for gpu in range(first, first + size)) > 0:
-                    continue
                 new = Engine((call.service, first, size), gb, evict_s, 0.0, (0.0,) * int(slots))
                 found = _take(node, new, restore_s, float(lasts_s), call.sharers, price)
                 if found:

@@ -96,7 +96,7 @@ class EngineChoice:
     cluster: ClusterState
     now: float
     waiting: set[str] = field(default_factory=set)
-    """Actions whose place is in the future."""
+    """Actions that could begin now, and whose place is in the future."""
     insisting: str = ""
     """Action that waits for busy engines only."""
     full: set[int] = field(default_factory=set)
@@ -129,7 +129,7 @@ class EngineChoice:
             return
         tried = list[int]()
         while place is not None:
-            if not tried or self._is_free(lane_plan, place, action):
+            if self._is_free(lane_plan, place, action):
                 action.units = {**action.work.units, action.resource: place.size}
                 action.reported = place.numbers
                 yield lane_plan.nodes[place.node]
@@ -197,7 +197,7 @@ class EngineChoice:
         return False
 
     def _is_free(self, known: LanePlan, place: PlannedPlace | None, action: ActionState) -> bool:
-        """Return whether a place is as it was planned."""
+        """Return whether a place is as it was planned: free, and usable for the action."""
         if place is None or place.begin_s > 0.0:
             return True
         units = {**action.work.units, action.resource: place.size}

@@ -25,7 +25,7 @@ def records_of(
     joinable: Mapping[Chunk, BusyChunk],
     away: int,
 ) -> EngineRecords:
-    """Return the records of a node with so many GPUs. O(GPUs + resident engines).
+    """Return the records of a node with `capacity` GPUs. O(GPUs + resident engines).
 
     Args:
         models: what its chunks hold.

@@ -155,7 +155,7 @@ class Records:
     # ---- at any time -------------------------------------------------------------------------------------------
 
     def check_withdrawn(self) -> None:
-        """Assert that the leader knows the accepted actions without an answer alone, and nobody the withdrawn ones."""
+        """Assert that the leader has exactly the accepted, unanswered actions, and that no withdrawn one is left."""
         answered = {command.action for _, command in self.writes if isinstance(command, AnswerAction)}
         known = set(self.leader.registry.actions)
         assert known == (self.journal.keys() | self.local.keys()) - answered, "actions that the leader knows"

@@ -66,7 +66,7 @@ class Host:
     services: dict[str, ServedModel] = field(default_factory=dict)
     bad: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
-    told: ServicesReported | None = None
+    reported: ServicesReported | None = None
     """Its newest report that the dispatcher has."""
     running: dict[str, Grant] = field(default_factory=dict)
     ends_s: dict[str, float] = field(default_factory=dict)
@@ -168,15 +168,15 @@ class History:
         assert tuple(chunk.gpus) == grant.numbers
         assert not chunk.first % units
         assert chunk.gpus[-1] < host.gpus
-        told = host.told
-        if told is not None:
-            away = {*told.bad, *told.released}
+        reported = host.reported
+        if reported is not None:
+            away = {*reported.bad, *reported.released}
         assert away.isdisjoint(grant.numbers), "bad or released"
         most = 1
         if work.service:
-            assert told is not None, "served"
-            assert work.service in told.services, "served"
-            one = told.services[work.service]
+            assert reported is not None, "served"
+            assert work.service in reported.services, "served"
+            one = reported.services[work.service]
             assert units in one.degrees
             assert chunk not in one.unusable
             most = one.concurrency
@@ -197,12 +197,12 @@ class History:
         order: list[Stimulus] = [host.hello]
         if self.rng.random() < 0.8:
             order.append(host.report)
-            host.told = host.report
+            host.reported = host.report
         self.give(*order)
 
     def leave(self, host: Host, *, keeps: bool) -> None:
         """A node is lost; `keeps`: it still executes, and comes back in the same incarnation."""
-        host.joined, host.told, host.asked = False, None, 0
+        host.joined, host.reported, host.asked = False, None, 0
         if not keeps:
             host.running.clear()
             host.ends_s.clear()
@@ -239,7 +239,7 @@ class History:
         report: list[Stimulus] = [InventoryReported(host.name, str(host.incarnation), held)]
         if rng.random() < 0.5:
             report.insert(rng.randint(0, 1), host.report)
-            host.told = host.report
+            host.reported = host.report
         self.give(*report)
 
     def change_services(self, host: Host) -> None:
@@ -279,7 +279,7 @@ class History:
         if rng.random() < 0.3:
             host.released = tuple(rng.sample(range(host.gpus), rng.randint(0, host.gpus)))
         if host.joined:
-            host.told = host.report
+            host.reported = host.report
             self.give(host.report)
 
     def work(self) -> Work:
@@ -345,7 +345,7 @@ class History:
                 restored.append(ActionRestored(name, grant.stage, grant.attempt, (), node))
         self.give(*restored, *self.targets.values())
         for host in self.hosts.values():
-            host.asked, host.told, known = 0, None, host.joined
+            host.asked, host.reported, known = 0, None, host.joined
             host.joined = False
             if known:
                 self.join(host)
@@ -425,7 +425,7 @@ class History:
                 self.join(host)
             while host.asked:
                 self.answer_inventory(host)
-            host.told = host.report
+            host.reported = host.report
             self.give(host.report)
         work_s = 1000.0
         for request in self.requests.values():

@@ -1,4 +1,4 @@
-"""Loops of engine plans: they are compiled anew when they have to be, and stay inside their arrays."""
+"""Loops of engine plans: they are compiled again when they have to be, and stay inside their arrays."""
 
 from __future__ import annotations
 

@@ -60,10 +60,8 @@ class LanePlan:
         name = action.request.id
         if name in self._calls:
             return self._calls[name]
-        lasts_s = np.full(len(SIZES), np.inf)
-        for units, last_s in zip(scaled.amounts, scaled.durations_s.tolist(), strict=True):
-            if units in SIZES:
-                lasts_s[SIZES.index(units)] = last_s
+        seconds = dict(zip(scaled.amounts, scaled.durations_s.tolist(), strict=True))
+        lasts_s = np.array([seconds.get(size, np.inf) for size in SIZES])
         service, others = action.work.service, {**action.work.units}
         del others[action.resource]
         rows = self._rows.get(service)
@@ -157,6 +155,8 @@ class EngineChoice:
         known = self._plans.get(key)
         if known is None or not known.plan.room:
             known = self._plans[key] = self._plan(pool, lane, self._first(pool, lane, action, scaled))
+            if len(known.places) == 1:
+                return known, known.places[name]
         if name not in known.places:
             known.places[name] = known.plan.append(known.call(action, scaled, self.cluster), known.price)
         if not self._is_free(known, known.places[name], action):  # other lanes were served meanwhile
@@ -225,18 +225,17 @@ class EngineChoice:
         return found
 
     def _plan(self, pool: Pool, lane: Lane, actions: list[tuple[ActionState, Scalable]]) -> LanePlan:
-        nodes, records, free, owned, busy = list[Node](), list[EngineRecords](), list[int](), 0, 0
+        nodes, records, owned, busy = list[Node](), list[EngineRecords](), 0, 0
         for node in self.cluster.nodes.of(pool, lane):
             resource = node.resources.get(pool.resource)
             one = None if resource is None else resource.engine_records()
             if resource is not None and one is not None and one.gpus:
                 nodes.append(node)
                 records.append(one)
-                free.append(resource.free)
                 owned += node.limit(pool.resource)
                 busy += resource.used
         each = self._price(owned, busy, pool.queued - len(actions))
-        made = LanePlan(nodes, EnginePlan(records, free, self.now, len(actions)), each)
+        made = LanePlan(nodes, EnginePlan(records, self.now, len(actions)), each)
         young = list[tuple[ActionState, Scalable]]()
         for action, scaled in actions:
             if len(actions) > 1 and self.now - action.queued_s < self.cluster.swap_wait_s:

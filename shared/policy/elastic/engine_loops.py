@@ -12,15 +12,45 @@ import numpy as np
 
 from shared.policy.elastic import engine_states as of
 from shared.policy.model.compiling import compiled
+from shared.policy.resources.engine_records import MOST_SLOTS, ROW_COLUMNS
 
-STATES: Final = "28028cef1444c9ea"
+STATES: Final = "ab7a306cd2927eef"
 """Digest of `engine_states.py`; a test computes it."""
 MOST_OPTIONS: Final = 24
 """Most places that are tried for the next call of a plan."""
-_ZERO: Final = np.int64(0)
-"""Of one type with other integers: numba compiles a function once more for a literal."""
+_ZERO, _TRUE = np.int64(0), np.bool_(True)
+"""Of one type with computed ones: numba compiles a function once more for a literal."""
 _SAME_S: Final = 1e-9
-_SAME_GB: Final = 1e-6
+
+
+@compiled
+def first_place(now, counts, values, service, lasts_s, rows, accepted, sharers, price, table):  # type: ignore[no-untyped-def]
+    """Write the place where a call costs least if nothing else is planned. Returns 1; 0: it has none.
+
+    Costs half as much as a new plan and `append`, because Python neither makes nor passes the arrays of a state.
+    `counts` and `values` as for `engine_states.begin`.
+    """
+    nodes, gpus, engines = len(counts), counts[:, of.GPUS].sum(), counts[:, of.ENGINES].sum()
+    layout = of.Layout(np.empty(nodes + 1, np.int64), np.empty(nodes + 1, np.int64), np.empty((2, gpus)), np.empty(8))
+    plan = of.EngineColumns(np.empty((4, engines), np.int64), np.empty((2, engines)))
+    states = of.States(
+        np.empty((1, gpus)),
+        np.empty((1, gpus), np.int64),
+        np.empty((1, engines), np.bool_),
+        np.empty((1, engines)),
+        np.empty((1, engines, MOST_SLOTS)),
+        np.empty((1, nodes), np.int64),
+    )
+    of.begin(now, counts, values, layout, plan, states)
+    calls = of.Calls(
+        np.full(1, service),
+        lasts_s.reshape((1, 4)),
+        rows.reshape((1, nodes, 4, ROW_COLUMNS)),
+        accepted.reshape((1, nodes)),
+        np.full(1, float(sharers)),
+        np.zeros(1, np.int64),
+    )
+    return least(layout, plan, states, calls, _ZERO, price, np.inf, table)
 
 
 @compiled
@@ -37,8 +67,19 @@ def append(layout, plan, states, calls, added, price, table):  # type: ignore[no
 @compiled
 def least(layout, plan, states, calls, added, price, latest_s, table):  # type: ignore[no-untyped-def]
     """Write the place of the first call that costs least, of those that begin by `latest_s`, into a table of one."""
-    bounds = (0.0, latest_s, 0.0, 0.0, np.inf)
-    return _expand(layout, plan, states, calls, _ZERO, added, _ZERO, price, np.empty(0, np.int64), bounds, table, _ZERO)
+    wanted, most_s = np.empty(0, np.int64), np.inf
+    for engine in range(layout.engine_firsts[-1] + added):  # places without a restore bound the others
+        node, first, size = plan.numbers[of.NODE, engine], plan.numbers[of.FIRST, engine], plan.numbers[of.SIZE, engine]
+        if states.resident[0, engine] and plan.numbers[of.SERVICE, engine] == calls.service[0]:
+            at = (1 if size > 1 else 0) + (1 if size > 2 else 0) + (1 if size > 4 else 0)
+            if of.shortest_s(calls, _ZERO, node, at, _TRUE, price) < np.inf:
+                cost_s, begin_s, _, _, _ = _place(
+                    layout, plan, states, calls, _ZERO, added, _ZERO, node, at, first, _TRUE, price, wanted, most_s
+                )
+                if begin_s <= latest_s:
+                    most_s = min(most_s, cost_s + _SAME_S)
+    bounds = (0.0, latest_s, 0.0, 0.0, most_s)
+    return _expand(layout, plan, states, calls, _ZERO, added, _ZERO, price, wanted, bounds, table, _ZERO)
 
 
 @compiled
@@ -50,7 +91,11 @@ def search(layout, plan, states, calls, added, price, most, found):  # type: ign
     tables = np.empty((count, MOST_OPTIONS, of.COLUMNS))
     sizes, following = np.zeros(count, np.int64), np.zeros(count, np.int64)
     spent_s, placed = np.zeros(count + 1), np.zeros(count, np.bool_)
-    shortest_s = _shortest(calls, price)
+    shortest_s = np.full(count, np.inf)
+    for call in range(count):
+        for node in range(calls.rows.shape[1]):
+            for at in range(4):
+                shortest_s[call] = min(shortest_s[call], of.shortest_s(calls, call, node, at, _TRUE, price))
     places = 2 * layout.gpus.shape[1]
     while depth >= 0:
         if following[depth] == 0:  # this state is new
@@ -101,20 +146,6 @@ def search(layout, plan, states, calls, added, price, most, found):  # type: ign
 
 
 @compiled
-def _shortest(calls, price):  # type: ignore[no-untyped-def]
-    """By call, a lower bound of its cost from its begin."""
-    shortest_s = np.full(len(calls.service), np.inf)
-    for call in range(len(calls.service)):
-        for node in range(calls.rows.shape[1]):
-            for at in range(4):
-                row = calls.rows[call, node, at]
-                if row[of.ROW_SERVED] and calls.accepted[call, node]:
-                    each = 1.0 + price * (1 << at) / max(1.0, row[of.ROW_SLOTS])
-                    shortest_s[call] = min(shortest_s[call], calls.lasts_s[call, at] * each)
-    return shortest_s
-
-
-@compiled
 def _expand(  # type: ignore[no-untyped-def]
     layout, plan, states, calls, depth, added, call, price, wanted, bounds, table, size
 ):
@@ -124,32 +155,58 @@ def _expand(  # type: ignore[no-untyped-def]
         if not calls.accepted[call, node]:
             continue
         capacity = layout.gpu_firsts[node + 1] - layout.gpu_firsts[node]
+        holds = of.holds(layout, plan, states, depth, added, calls.service[call], node)
         for at in range(4):
+            shortest_s = of.shortest_s(calls, call, node, at, holds, price)
+            if shortest_s == np.inf or shortest_s > most_s - rest_s:
+                continue
             for first in range(0, capacity - (1 << at) + 1, 1 << at):
                 if size == len(table):
                     most_s = min(most_s, table[size - 1, of.BOUND_S] + _SAME_S)
                 cost_s, begin_s, preference, used_s, joined = _place(
-                    layout, plan, states, calls, depth, added, call, node, at, first, price, wanted, most_s - rest_s
+                    layout,
+                    plan,
+                    states,
+                    calls,
+                    depth,
+                    added,
+                    call,
+                    node,
+                    at,
+                    first,
+                    holds,
+                    price,
+                    wanted,
+                    most_s - rest_s,
                 )
                 bound_s = cost_s + rest_s + begin_s * later
                 if cost_s == np.inf or bound_s > most_s or begin_s < earliest_s or begin_s > latest_s:
                     continue
                 order = (bound_s, float(preference), used_s, -float(states.left[depth, node]))
-                to = size
-                while to > 0 and _is_before(order, table[to - 1]):
-                    to -= 1
-                if to == len(table):
-                    continue
-                size = min(size + 1, len(table))
-                for column in range(of.COLUMNS):
-                    for row in range(size - 1, to, -1):
-                        table[row, column] = table[row - 1, column]
-                for column in range(of.LEFT + 1):
-                    table[to, column] = order[column]
-                table[to, of.COST_S], table[to, of.BEGIN_S], table[to, of.JOINED] = cost_s, begin_s, joined
-                table[to, of.CALL], table[to, of.PLACED] = call, node
-                table[to, of.DEGREE], table[to, of.CHUNK] = at, first
+                to = _insert(order, table, size)
+                if to < len(table):
+                    size = min(size + 1, len(table))
+                    table[to, of.COST_S], table[to, of.BEGIN_S], table[to, of.JOINED] = cost_s, begin_s, joined
+                    table[to, of.CALL], table[to, of.PLACED] = call, node
+                    table[to, of.DEGREE], table[to, of.CHUNK] = at, first
     return size
+
+
+@compiled
+def _insert(order, table, size):  # type: ignore[no-untyped-def]
+    """Insert a place into a table by its order; the last one of a full table leaves. Returns its row, or the size of
+    the table: it is behind all.
+    """
+    to = size
+    while to > 0 and _is_before(order, table[to - 1]):
+        to -= 1
+    if to < len(table):
+        for row in range(min(size, len(table) - 1), to, -1):
+            for column in range(of.COLUMNS):
+                table[row, column] = table[row - 1, column]
+        for column in range(of.LEFT + 1):
+            table[to, column] = order[column]
+    return to
 
 
 @compiled
@@ -164,65 +221,8 @@ def _is_before(one, other):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _first_slot(states, depth, engine):  # type: ignore[no-untyped-def]
-    """Slot of an engine that is free first."""
-    first = 0
-    for slot in range(1, states.slots_s.shape[2]):
-        if states.slots_s[depth, engine, slot] < states.slots_s[depth, engine, first]:
-            first = slot
-    return first
-
-
-@compiled
-def _resident(layout, plan, states, depth, added, one):  # type: ignore[no-untyped-def]
-    """Engine with these (service, node, first GPU, size) that is resident; -1: none."""
-    known = layout.engine_firsts[-1]
-    own, past = layout.engine_firsts[one[of.NODE]], layout.engine_firsts[one[of.NODE] + 1]
-    for number in range(past - own + added):
-        at = own + number if number < past - own else known + number - (past - own)
-        same = states.resident[depth, at]
-        for row in range(4):
-            same = same and plan.numbers[row, at] == one[row]
-        if same:
-            return at
-    return -1
-
-
-@compiled
-def _evict(layout, plan, states, depth, added, node, first, size, gb, wanted, leave):  # type: ignore[no-untyped-def]
-    """Return (seconds, engines, wanted ones of them) of what has to leave for an engine; `leave`: it leaves.
-
-    Engines that were used most recently stay, as far as memory suffices. `wanted`: services of waiting calls.
-    """
-    slowest_s, count, missed, room_gb = 0.0, 0, 0, layout.room_gb
-    for gpu in range(size):
-        room_gb[gpu] = layout.gpus[of.MEMORY_GB, layout.gpu_firsts[node] + first + gpu] - gb
-    known, own = layout.engine_firsts[-1], layout.engine_firsts[node]
-    for number in range(added + layout.engine_firsts[node + 1] - own):
-        at = known + added - 1 - number if number < added else own + number - added
-        if not states.resident[depth, at] or plan.numbers[of.NODE, at] != node:
-            continue
-        begins = max(plan.numbers[of.FIRST, at] - first, 0)
-        ends = min(plan.numbers[of.FIRST, at] + plan.numbers[of.SIZE, at] - first, size)
-        stays = True
-        for gpu in range(begins, ends):
-            stays = stays and room_gb[gpu] >= plan.values[of.GB, at] - _SAME_GB
-        if stays:
-            for gpu in range(begins, ends):
-                room_gb[gpu] -= plan.values[of.GB, at]
-            continue
-        count += 1
-        slowest_s = max(slowest_s, plan.values[of.EVICT_S, at])
-        for service in wanted:
-            missed += service == plan.numbers[of.SERVICE, at]
-        if leave:
-            states.resident[depth, at] = False
-    return slowest_s, count, missed
-
-
-@compiled
 def _place(  # type: ignore[no-untyped-def]  # noqa: C901
-    layout, plan, states, calls, depth, added, call, node, at, first, price, wanted, most_s
+    layout, plan, states, calls, depth, added, call, node, at, first, holds, price, wanted, most_s
 ):
     """Return (cost, begin, preference among equal costs, time of the last grant, engine that is joined) of a place.
 
@@ -230,15 +230,11 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
     the smallest free block is split; then waiting calls keep their engines; then nothing is restored, or evicted.
     """
     size, row, last_s, none = 1 << at, calls.rows[call, node, at], calls.lasts_s[call, at], (np.inf, 0.0, 0, 0.0, -1)
-    if (
-        row[of.ROW_SERVED] == 0.0
-        or last_s * (1.0 + price * size / max(1.0, row[of.ROW_SLOTS])) > most_s
-        or last_s == np.inf
-    ):
-        return none
     if (np.int64(row[of.ROW_UNUSABLE]) >> (first // size)) & 1:
         return none
-    engine = _resident(layout, plan, states, depth, added, (calls.service[call], node, first, size))
+    engine = -1
+    if holds:
+        engine = of.resident_at(layout, plan, states, depth, added, calls.service[call], node, first, size)
     own, past, begin_s, used_s = layout.gpu_firsts[node], layout.gpu_firsts[node + 1], 0.0, -np.inf
     joins, free_s = engine >= 0, 0.0
     for gpu in range(own + first, own + first + size):
@@ -252,7 +248,7 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
             if states.until_s[depth, gpu] > 0.0:
                 begin_s = min(begin_s, states.until_s[depth, gpu])
     if engine >= 0:
-        begin_s = max(begin_s, states.slots_s[depth, engine, _first_slot(states, depth, engine)])
+        begin_s = max(begin_s, states.slots_s[depth, engine, of.first_slot(states, depth, engine)])
     if begin_s == np.inf:
         return none
     idle_s = 0.0 if joins else begin_s * size - free_s
@@ -263,7 +259,7 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
         swap_s = row[of.ROW_RESTORE_S]
         if begin_s + swap_s + last_s > most_s:
             return none  # evictions only add to that
-        evict_s, count, missed = _evict(
+        evict_s, count, missed = of.evict(
             layout, plan, states, depth, added, node, first, size, row[of.ROW_GB], wanted, np.bool_(False)
         )
         swap_s += evict_s
@@ -302,11 +298,11 @@ def _take(layout, plan, states, calls, depth, to, added, one):  # type: ignore[n
     call, node, at = np.int64(one[of.CALL]), np.int64(one[of.PLACED]), np.int64(one[of.DEGREE])
     first, size, begin_s, row = np.int64(one[of.CHUNK]), 1 << at, one[of.BEGIN_S], calls.rows[call, node, at]
     new, joins, most = layout.engine_firsts[-1] + added, one[of.JOINED] >= 0, max(1.0, row[of.ROW_SLOTS])
-    engine = _resident(layout, plan, states, to, added, (calls.service[call], node, first, size))
+    engine = of.resident_at(layout, plan, states, to, added, calls.service[call], node, first, size)
     ready_s, gb, evict_s = 0.0, row[of.ROW_GB], row[of.ROW_EVICT_S]
     if engine < 0:
         nothing, leave = np.empty(0, np.int64), np.bool_(True)
-        slowest_s, _, _ = _evict(layout, plan, states, to, added, node, first, size, gb, nothing, leave)
+        slowest_s, _, _ = of.evict(layout, plan, states, to, added, node, first, size, gb, nothing, leave)
         ready_s = begin_s + slowest_s + row[of.ROW_RESTORE_S]
     else:  # from now on the most recent one
         states.resident[to, engine] = False
@@ -323,7 +319,7 @@ def _take(layout, plan, states, calls, depth, to, added, one):  # type: ignore[n
     if not joins and begin_s == 0.0:
         states.left[to, node] -= size
     end_s = max(begin_s, ready_s) + calls.lasts_s[call, at]
-    states.slots_s[to, new, _first_slot(states, to, new)] = end_s
+    states.slots_s[to, new, of.first_slot(states, to, new)] = end_s
     for gpu in range(layout.gpu_firsts[node] + first, layout.gpu_firsts[node] + first + size):
         states.until_s[to, gpu] = max(states.until_s[to, gpu], end_s) if joins else end_s
         states.holder[to, gpu] = new

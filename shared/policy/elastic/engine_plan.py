@@ -21,8 +21,7 @@ tests/shared/policy/elastic/engine_oracle.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -74,44 +73,30 @@ class PlannableCall(NamedTuple):
     """Waiting calls of the service."""
 
 
+class _PlanState(NamedTuple):
+    layout: of.Layout
+    engines: of.EngineColumns
+    states: of.States
+
+
 @dataclass(slots=True)
 class EnginePlan:
     """A plan on nodes of one pool.
 
     Args:
         nodes: their records.
-        free: by node, GPUs that it may grant now; other free GPUs wait for the next end on it.
         now: time of the plan.
         together: most calls of a search.
     """
 
     nodes: Sequence[EngineRecords]
-    free: Sequence[int]
     now: float
-    together: InitVar[int] = MOST_PLANNED
-    _layout: of.Layout = field(init=False)
-    _engines: of.EngineColumns = field(init=False)
-    _states: of.States = field(init=False)
+    together: int = MOST_PLANNED
+    _state: _PlanState | None = None
+    """Made when it is needed: a plan of one call needs none."""
+    _first: tuple[PlannableCall, float] | None = None
+    """The only call so far and its price, if there is no state yet."""
     _added: int = 0
-
-    def __post_init__(self, together: int) -> None:
-        nodes, depths = self.nodes, together + 1
-        gpu_firsts = np.array([0, *accumulate([one.gpus for one in nodes])], np.int64)
-        engine_firsts = np.array([0, *accumulate([one.engines for one in nodes])], np.int64)
-        gpus, most = gpu_firsts[-1], engine_firsts[-1] + MOST_ADDED
-        self._layout = of.Layout(gpu_firsts, engine_firsts, np.empty((2, gpus)), np.empty(SIZES[-1]))
-        self._engines = of.EngineColumns(np.empty((4, most), np.int64), np.empty((2, most)))
-        self._states = of.States(
-            np.empty((depths, gpus)),
-            np.empty((depths, gpus), np.int64),
-            np.zeros((depths, most), np.bool_),
-            np.empty((depths, most)),
-            np.empty((depths, most, MOST_SLOTS)),
-            np.empty((depths, len(nodes)), np.int64),
-        )
-        self._states.left[0] = self.free
-        values = np.concatenate([_NOTHING, *[one.values for one in nodes]])
-        of.begin(self.now, values, self._layout, self._engines, self._states)
 
     @property
     def room(self) -> int:
@@ -131,10 +116,9 @@ class EnginePlan:
         Returns:
             By call its place; None: no plan was found, for example because one of them has none. Nothing is added.
         """
-        assert len(calls) <= min(len(self._states.left) - 1, self.room), f"{len(calls)} calls are too many"
+        assert len(calls) <= min(self.together, self.room), f"{len(calls)} calls are too many"
         table = np.empty((len(calls), of.COLUMNS))
-        arrays = self._layout, self._engines, self._states, _columns(calls), self._added
-        if not loops.search(*arrays, price, most, table):
+        if not loops.search(*self._arrays(), _columns(calls), self._added, price, most, table):
             return None
         self._added += len(calls)
         places = {int(one[of.CALL]): _place(one) for one in table}
@@ -144,7 +128,11 @@ class EnginePlan:
         """Add one call where it costs least; None: it has no place, and is not added."""
         assert self.room, "the plan is full"
         table = np.empty((1, of.COLUMNS))
-        if not loops.append(self._layout, self._engines, self._states, _columns([call]), self._added, price, table):
+        if self._state is None and self._first is None:
+            if not loops.first_place(self.now, *self._records(), *call, price, table):
+                return None
+            self._first = call, price
+        elif not loops.append(*self._arrays(), _columns([call]), self._added, price, table):
             return None
         self._added += 1
         return _place(table[0])
@@ -152,8 +140,40 @@ class EnginePlan:
     def now_on(self, call: PlannableCall, price: float) -> PlannedPlace | None:
         """Return the place of least cost where a call could begin now. Nothing is added."""
         table = np.empty((1, of.COLUMNS))
-        arrays = self._layout, self._engines, self._states, _columns([call]), self._added
-        return _place(table[0]) if loops.least(*arrays, price, 0.0, table) else None
+        found = loops.least(*self._arrays(), _columns([call]), self._added, price, 0.0, table)
+        return _place(table[0]) if found else None
+
+    def _records(self) -> tuple[of.Counts, Floats]:
+        """Return the records of all nodes: their counts, and their values one after the other."""
+        counts = np.array([one.counts for one in self.nodes], np.int64).reshape(len(self.nodes), 5)
+        return counts, np.concatenate([one.values for one in self.nodes] or [_NOTHING])
+
+    def _arrays(self) -> _PlanState:
+        """Return the state of the plan."""
+        if self._state is None:
+            self._state = self._begin()
+            if self._first is not None:
+                call, price = self._first
+                loops.append(*self._state, _columns([call]), 0, price, np.empty((1, of.COLUMNS)))
+        return self._state
+
+    def _begin(self) -> _PlanState:
+        depths = self.together + 1
+        counts, values = self._records()
+        nodes, gpus, most = len(counts), counts[:, of.GPUS].sum(), counts[:, of.ENGINES].sum() + MOST_ADDED
+        firsts = np.empty((2, nodes + 1), np.int64)
+        layout = of.Layout(firsts[0], firsts[1], np.empty((2, gpus)), np.empty(SIZES[-1]))
+        engines = of.EngineColumns(np.empty((4, most), np.int64), np.empty((2, most)))
+        states = of.States(
+            np.empty((depths, gpus)),
+            np.empty((depths, gpus), np.int64),
+            np.zeros((depths, most), np.bool_),
+            np.empty((depths, most)),
+            np.empty((depths, most, MOST_SLOTS)),
+            np.empty((depths, nodes), np.int64),
+        )
+        of.begin(self.now, counts, values, layout, engines, states)
+        return _PlanState(layout, engines, states)
 
 
 def warm() -> None:
@@ -161,9 +181,10 @@ def warm() -> None:
     nothing = PlannableCall(
         0, np.full(len(SIZES), np.inf), np.zeros((0, len(SIZES), ROW_COLUMNS)), np.zeros(0, bool), 1
     )
-    plan = EnginePlan((), (), 0.0)
+    plan = EnginePlan((), 0.0)
     plan.search([nothing, nothing], 0.0)
     plan.append(nothing, 0.0)
+    EnginePlan((), 0.0).append(nothing, 0.0)
     plan.now_on(nothing, 0.0)
 
 

@@ -12,19 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.policy.model.compiling import compiled
-from shared.policy.resources.engine_records import Floats
+from shared.policy.resources.engine_records import ENGINE_COLUMNS, USE_COLUMNS, Floats
 
 LEAST_S: Final = 1e-6
 """Least wait for what is used: its end is never now."""
+_SAME_GB: Final = 1e-6
 
 SERVICE, NODE, FIRST, SIZE = range(4)
 GB, EVICT_S = range(2)
 MEMORY_GB, USED_S = range(2)
 
-GPU_MEMORY_GB, GPU_UNTIL_S, GPU_USED_S, GPU_ENGINE = range(4)
-ENGINE_SERVICE, ENGINE_FIRST, ENGINE_SIZE, ENGINE_GB, ENGINE_EVICT_S, ENGINE_READY_S = range(6)
+GPUS, ENGINES, FREE, USES, ROWS = range(5)
+USE_FIRST, USE_SIZE, USE_ROW, USE_UNTIL_S, USE_SLOTS_S = range(5)
+ENGINE_SERVICE, ENGINE_FIRST, ENGINE_SIZE, ENGINE_GB, ENGINE_EVICT_S, ENGINE_SLOTS, ENGINE_READY_S, ENGINE_USED_S = (
+    range(8)
+)
 ROW_SERVED, ROW_RESTORE_S, ROW_GB, ROW_UNUSABLE, ROW_SLOTS, ROW_EVICT_S = range(6)
-GPU_COLUMNS, ENGINE_COLUMNS = 4, 6
 """What `engine_records` describes."""
 
 BOUND_S, PREFERENCE, GRANT_S, LEFT, COST_S, BEGIN_S, CALL, PLACED, DEGREE, CHUNK, JOINED = range(11)
@@ -87,38 +90,71 @@ class Calls(NamedTuple):
 
 
 @compiled
-def begin(now, values, layout, plan, states):  # type: ignore[no-untyped-def]
-    """Read the records of all nodes, one after the other: fill the state in which nothing is planned."""
-    at = np.int64(0)
-    for node in range(len(layout.gpu_firsts) - 1):
-        first, past = layout.engine_firsts[node], layout.engine_firsts[node + 1]
-        for gpu in range(layout.gpu_firsts[node], layout.gpu_firsts[node + 1]):
-            layout.gpus[MEMORY_GB, gpu] = values[at + GPU_MEMORY_GB]
-            layout.gpus[USED_S, gpu] = values[at + GPU_USED_S]
-            states.until_s[0, gpu] = _wait_s(values[at + GPU_UNTIL_S], now)
-            used_by = np.int64(values[at + GPU_ENGINE])
-            states.holder[0, gpu] = first + used_by if used_by >= 0 else -1
-            at += GPU_COLUMNS
-        for engine in range(first, past):
-            plan.numbers[SERVICE, engine] = np.int64(values[at + ENGINE_SERVICE])
-            plan.numbers[NODE, engine] = node
-            plan.numbers[FIRST, engine] = np.int64(values[at + ENGINE_FIRST])
-            plan.numbers[SIZE, engine] = np.int64(values[at + ENGINE_SIZE])
-            plan.values[GB, engine] = values[at + ENGINE_GB]
-            plan.values[EVICT_S, engine] = values[at + ENGINE_EVICT_S]
-            states.resident[0, engine] = True
-            states.ready_s[0, engine] = max(0.0, values[at + ENGINE_READY_S] - now)
-            at += ENGINE_COLUMNS
-        for engine in range(first, past):
+def begin(now, counts, values, layout, plan, states):  # type: ignore[no-untyped-def]
+    """Read the records of all nodes, one after the other: fill the state in which nothing is planned. Engines of a node
+    that were used most recently are first.
+    """
+    at, layout.gpu_firsts[0], layout.engine_firsts[0] = np.int64(0), 0, 0
+    for node in range(len(counts)):
+        gpus, first = counts[node, GPUS], layout.engine_firsts[node]
+        own = layout.gpu_firsts[node]
+        layout.gpu_firsts[node + 1], layout.engine_firsts[node + 1] = own + gpus, first + counts[node, ENGINES]
+        states.left[0, node] = counts[node, FREE]
+        for gpu in range(own, own + gpus):
+            layout.gpus[MEMORY_GB, gpu] = values[at + gpu - own]
+            layout.gpus[USED_S, gpu] = values[at + gpus + gpu - own]
+            states.until_s[0, gpu], states.holder[0, gpu] = 0.0, -1
+        uses_at = at + gpus * len(layout.gpus)
+        rows_at = uses_at + counts[node, USES] * USE_COLUMNS
+        at = rows_at + counts[node, ROWS] * ENGINE_COLUMNS
+        ordered = _recent_rows(values[rows_at:at], counts[node, ENGINES])
+        places = np.empty(counts[node, ROWS], np.int64)
+        for place in range(len(ordered)):
+            places[ordered[place]] = first + place
+            _begin_engine(now, values[rows_at + ordered[place] * ENGINE_COLUMNS :], node, first + place, plan, states)
+        for use in range(uses_at, rows_at, USE_COLUMNS):
+            engine = places[np.int64(values[use + USE_ROW])] if values[use + USE_ROW] >= 0 else -1
+            until_s = _wait_s(values[use + USE_UNTIL_S], now)
             for slot in range(states.slots_s.shape[2]):
-                states.slots_s[0, engine, slot] = _wait_s(values[at + slot], now)
-            at += states.slots_s.shape[2]
-        for gpu in range(layout.gpu_firsts[node], layout.gpu_firsts[node + 1]):
-            if states.holder[0, gpu] >= 0:  # of overdue slots, the one that ended first is free last
-                for slot in range(states.slots_s.shape[2]):
-                    if states.slots_s[0, states.holder[0, gpu], slot] < np.inf:
-                        free_s = states.slots_s[0, states.holder[0, gpu], slot]
-                        states.until_s[0, gpu] = max(states.until_s[0, gpu], free_s)
+                if engine >= 0:
+                    free_s = _wait_s(values[use + USE_SLOTS_S + slot], now)
+                    states.slots_s[0, engine, slot] = free_s
+                    if free_s < np.inf:  # of overdue slots, the one that ended first is free last
+                        until_s = max(until_s, free_s)
+            begins = own + np.int64(values[use + USE_FIRST])
+            for gpu in range(begins, begins + np.int64(values[use + USE_SIZE])):
+                states.until_s[0, gpu], states.holder[0, gpu] = until_s, engine
+
+
+@compiled
+def _recent_rows(rows, count):  # type: ignore[no-untyped-def]
+    """Rows of an `EngineTable` that are used, in the order of their last grants; of equal ones the last chunk first."""
+    ordered, found = np.empty(count, np.int64), 0
+    for row in range(len(rows) // ENGINE_COLUMNS):
+        one = rows[row * ENGINE_COLUMNS : (row + 1) * ENGINE_COLUMNS]
+        if one[ENGINE_SIZE] > 0.0:
+            to = found
+            while to > 0:
+                other = rows[ordered[to - 1] * ENGINE_COLUMNS : (ordered[to - 1] + 1) * ENGINE_COLUMNS]
+                if (other[ENGINE_USED_S], other[ENGINE_FIRST], other[ENGINE_SIZE]) >= (
+                    one[ENGINE_USED_S], one[ENGINE_FIRST], one[ENGINE_SIZE],
+                ):  # fmt: skip
+                    break
+                ordered[to] = ordered[to - 1]
+                to -= 1
+            ordered[to] = row
+            found += 1
+    return ordered
+
+
+@compiled
+def _begin_engine(now, one, node, engine, plan, states):  # type: ignore[no-untyped-def]
+    plan.numbers[SERVICE, engine], plan.numbers[NODE, engine] = np.int64(one[ENGINE_SERVICE]), node
+    plan.numbers[FIRST, engine], plan.numbers[SIZE, engine] = np.int64(one[ENGINE_FIRST]), np.int64(one[ENGINE_SIZE])
+    plan.values[GB, engine], plan.values[EVICT_S, engine] = one[ENGINE_GB], one[ENGINE_EVICT_S]
+    states.resident[0, engine], states.ready_s[0, engine] = True, max(0.0, one[ENGINE_READY_S] - now)
+    for slot in range(states.slots_s.shape[2]):
+        states.slots_s[0, engine, slot] = 0.0 if slot < one[ENGINE_SLOTS] else np.inf
 
 
 @compiled
@@ -127,3 +163,80 @@ def _wait_s(until_s, now):  # type: ignore[no-untyped-def]
     if until_s == -np.inf:
         return 0.0
     return until_s if until_s == np.inf else max(LEAST_S, abs(until_s - now))
+
+
+@compiled
+def first_slot(states, depth, engine):  # type: ignore[no-untyped-def]
+    """Slot of an engine that is free first."""
+    first = 0
+    for slot in range(1, states.slots_s.shape[2]):
+        if states.slots_s[depth, engine, slot] < states.slots_s[depth, engine, first]:
+            first = slot
+    return first
+
+
+@compiled
+def holds(layout, plan, states, depth, added, service, node):  # type: ignore[no-untyped-def]
+    """Whether an engine of a service is resident on a node."""
+    known, own = layout.engine_firsts[-1], layout.engine_firsts[node]
+    count = layout.engine_firsts[node + 1] - own
+    for number in range(count + added):
+        at = own + number if number < count else known + number - count
+        if plan.numbers[SERVICE, at] == service and plan.numbers[NODE, at] == node and states.resident[depth, at]:
+            return True
+    return False
+
+
+@compiled
+def resident_at(layout, plan, states, depth, added, service, node, first, size):  # type: ignore[no-untyped-def]
+    """Engine of a service on a chunk of a node that is resident; -1: none."""
+    known, own = layout.engine_firsts[-1], layout.engine_firsts[node]
+    count = layout.engine_firsts[node + 1] - own
+    for number in range(count + added):
+        at = own + number if number < count else known + number - count
+        same = plan.numbers[SERVICE, at] == service and plan.numbers[FIRST, at] == first and states.resident[depth, at]
+        if same and plan.numbers[SIZE, at] == size and plan.numbers[NODE, at] == node:
+            return at
+    return -1
+
+
+@compiled
+def evict(layout, plan, states, depth, added, node, first, size, gb, wanted, leave):  # type: ignore[no-untyped-def]
+    """Return (seconds, engines, wanted ones of them) of what has to leave for an engine; `leave`: it leaves.
+
+    Engines that were used most recently stay, as far as memory suffices. `wanted`: services of waiting calls.
+    """
+    slowest_s, count, missed, room_gb = 0.0, 0, 0, layout.room_gb
+    for gpu in range(size):
+        room_gb[gpu] = layout.gpus[MEMORY_GB, layout.gpu_firsts[node] + first + gpu] - gb
+    known, own = layout.engine_firsts[-1], layout.engine_firsts[node]
+    for number in range(added + layout.engine_firsts[node + 1] - own):
+        at = known + added - 1 - number if number < added else own + number - added
+        if not states.resident[depth, at] or plan.numbers[NODE, at] != node:
+            continue
+        begins = max(plan.numbers[FIRST, at] - first, 0)
+        ends = min(plan.numbers[FIRST, at] + plan.numbers[SIZE, at] - first, size)
+        stays = True
+        for gpu in range(begins, ends):
+            stays = stays and room_gb[gpu] >= plan.values[GB, at] - _SAME_GB
+        if stays:
+            for gpu in range(begins, ends):
+                room_gb[gpu] -= plan.values[GB, at]
+            continue
+        count += 1
+        slowest_s = max(slowest_s, plan.values[EVICT_S, at])
+        for service in wanted:
+            missed += service == plan.numbers[SERVICE, at]
+        if leave:
+            states.resident[depth, at] = False
+    return slowest_s, count, missed
+
+
+@compiled
+def shortest_s(calls, call, node, at, resident, price):  # type: ignore[no-untyped-def]
+    """Lower bound of the cost of a call on a node at one degree from its begin; `resident`: perhaps without restore."""
+    row, last_s = calls.rows[call, node, at], calls.lasts_s[call, at]
+    if row[ROW_SERVED] == 0.0 or not calls.accepted[call, node] or last_s == np.inf:
+        return np.inf
+    restore_s = 0.0 if resident else row[ROW_RESTORE_S]
+    return restore_s + last_s * (1.0 + price * (1 << at) / max(1.0, row[ROW_SLOTS]))

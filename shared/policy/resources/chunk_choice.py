@@ -43,8 +43,8 @@ class ChunkCache:
 
     free: dict[int, list[FreeChunk]] = field(default_factory=dict)
     """Size -> free chunks, in order."""
-    choices: dict[tuple[int, str], ChunkChoice | None] = field(default_factory=dict)
-    """(Size, service) -> choice. A decision asks for one several times."""
+    choices: dict[tuple[int, str, tuple[int, ...]], ChunkChoice | None] = field(default_factory=dict)
+    """(Size, service, numbers) -> choice. A decision asks for one several times."""
     records: EngineRecords | None = None
     units: int | None = None
     """Free GPUs that the node owns."""

@@ -115,7 +115,7 @@ class Chunks:
 
     def fits(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder can get a chunk of this size now, or join one of its service."""
-        return not units or self._choice(units, use) is not None
+        return not units or self.choose(units, use.service, use.numbers) is not None
 
     def could_ever(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder could get a chunk of this size if all good GPUs were free."""
@@ -132,12 +132,12 @@ class Chunks:
         choice = self.choose(units, use.service)
         return None if choice is None else (*choice[:5], -self.free)
 
-    def choose(self, units: int, service: str = "") -> ChunkChoice | None:
-        """Return where a holder would go; None: nowhere now. O(GPUs) after a change."""
-        asked = units, service
-        if asked not in self._cache.choices:
-            self._cache.choices[asked] = self._choose(units, service)
-        return self._cache.choices[asked]
+    def choose(self, units: int, service: str = "", numbers: tuple[int, ...] = ()) -> ChunkChoice | None:
+        """Return where a holder would go: to its numbers, if it has any; None: nowhere now. O(GPUs) after a change."""
+        asked, known = (units, service, numbers), self._cache.choices
+        if asked not in known:
+            known[asked] = self._choose_numbers(*asked) if numbers else self._choose(units, service)
+        return known[asked]
 
     def _choose(self, units: int, service: str) -> ChunkChoice | None:
         if units not in SIZES or not self._serves(units, service):
@@ -154,8 +154,8 @@ class Chunks:
     def engine_records(self) -> EngineRecords:
         """Return the state of its chunks. O(GPUs + resident engines) after a change."""
         if self._cache.records is None:
-            joinable = {} if self._beyond else self._busy
-            self._cache.records = records_of(self.models, self.capacity, self._busy, joinable, self._away)
+            joinable = not self._beyond
+            self._cache.records = records_of(self.models, self.capacity, self.free, self._busy, joinable, self._away)
         return self._cache.records
 
     def service_row(self, service: str) -> Floats:
@@ -188,8 +188,11 @@ class Chunks:
         if not units:
             return
         assert holder not in self._held.keys() | self._beyond.keys(), f"{holder} has GPUs already"
-        choice = None if use.numbers else self.choose(units, use.service)
-        chunk = choice.chunk if choice is not None else self._reported(units, use) if use.numbers else None
+        if use.numbers:
+            chunk = self._reported(units, use.service, use.numbers)
+        else:
+            choice = self.choose(units, use.service)
+            chunk = None if choice is None else choice.chunk
         self._cache.clear()
         if chunk is None:
             self._beyond[holder] = units
@@ -247,12 +250,12 @@ class Chunks:
 
     def restores_on(self, units: int, use: Use) -> tuple[int, ...]:
         """Return the chunk that a holder would get, if its service is not resident there."""
-        choice = self._choice(units, use)
+        choice = self.choose(units, use.service, use.numbers)
         return tuple(choice.chunk.gpus) if choice is not None and choice.restores else ()
 
     def evicts(self, units: int, use: Use) -> Iterator[tuple[str, float]]:
         """Yield the services that leave the chunk that a holder would get; see `ModelResidency.leaving`."""
-        choice = self._choice(units, use)
+        choice = self.choose(units, use.service, use.numbers)
         if choice is not None and choice.restores:
             yield from self.models.leaving(choice.chunk, use.service)
 
@@ -292,29 +295,26 @@ class Chunks:
                 best, fullest = chunk, count
         return best
 
-    def _choice(self, units: int, use: Use) -> ChunkChoice | None:
-        """Return where a holder would go: the chunk of its numbers, if it has any; None: nowhere now."""
-        if not use.numbers:
-            return self.choose(units, use.service)
-        chunk = self._reported(units, use)
-        if chunk is None or chunk.mask & self._away or not self._serves(units, use.service):
+    def _choose_numbers(self, units: int, service: str, numbers: tuple[int, ...]) -> ChunkChoice | None:
+        chunk = self._reported(units, service, numbers)
+        if chunk is None or chunk.mask & self._away or not self._serves(units, service):
             return None
         joins = chunk in self._busy
-        if joins and (self._beyond or len(self._busy[chunk].holders) >= self.models.served[use.service].concurrency):
+        if joins and (self._beyond or len(self._busy[chunk].holders) >= self.models.served[service].concurrency):
             return None
-        if (not joins and units > self.free) or not self._usable(chunk, use.service):
+        if (not joins and units > self.free) or not self._usable(chunk, service):
             return None
-        restores = bool(use.service) and not self.models.holds(chunk, use.service)
+        restores = bool(service) and not self.models.holds(chunk, service)
         return ChunkChoice(not joins, 0, restores, restores, 0.0, chunk)
 
-    def _reported(self, units: int, use: Use) -> Chunk | None:
+    def _reported(self, units: int, service: str, numbers: tuple[int, ...]) -> Chunk | None:
         """Return the chunk of a holder that its node reports; None if it contradicts the present busy chunks."""
-        chunk = Chunk(min(use.numbers), units)
-        if list(chunk.gpus) != sorted(use.numbers) or chunk.first % units or chunk.gpus[-1] >= self.capacity:
+        chunk = Chunk(min(numbers), units)
+        if list(chunk.gpus) != sorted(numbers) or chunk.first % units or chunk.gpus[-1] >= self.capacity:
             return None
         busy = self._busy.get(chunk)
         if busy is not None:
-            return chunk if use.service and busy.service == use.service else None
+            return chunk if service and busy.service == service else None
         return None if chunk.mask & self._mask else chunk
 
     def _chunks(self, units: int) -> Iterator[Chunk]:

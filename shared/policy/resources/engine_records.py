@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.policy.model.chunks import SIZES, ServedModel
+from shared.policy.model.chunks import SIZES, Chunk, ServedModel
 
 MOST_SLOTS: Final = 8
 """Most slots of one engine that are listed: those that are free first."""
 
+GPU_COLUMNS: Final = 2
+USE_COLUMNS: Final = 4 + MOST_SLOTS
+ENGINE_COLUMNS: Final = 8
 ROW_COLUMNS: Final = 6
 
 Floats = NDArray[np.float64]
@@ -20,17 +24,81 @@ Floats = NDArray[np.float64]
 class EngineRecords(NamedTuple):
     """State of one node.
 
-    `values` has, one after the other, for each GPU (memory in GB; predicted end of what uses it, minus infinity if
-    nothing does, infinity if it must not be granted; time of its last grant; index of the engine that uses it, if that
-    can be joined, else -1), for each resident engine (`number_of` its service; first GPU and size of its chunk; memory
-    on each GPU; seconds of an eviction; expected end of its restore), and for each engine, `MOST_SLOTS` times, the
-    predicted end of what uses a slot: ascending, minus infinity for nothing, infinity for no slot. Engines that were
-    used most recently are first.
+    `values` has, one after the other:
+      - by GPU: memory in GB; time of its last grant, minus infinity if there was none;
+      - by use of GPUs: first GPU and number of GPUs; row of the engine that uses them, if that can be joined, else -1;
+        predicted end, infinity if they must not be granted; predicted end of the use of each slot, `MOST_SLOTS` of
+        them: ascending, minus infinity for a free one, infinity for none. A later use replaces an earlier one;
+      - by row of the `EngineTable`: see there.
     """
 
     gpus: int
     engines: int
+    """Resident engines."""
+    free: int
+    """GPUs that it may grant now; other free GPUs wait for the next end on it."""
+    uses: int
+    rows: int
     values: Floats
+
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """All but `values`."""
+        return self[:5]
+
+
+@dataclass(slots=True)
+class EngineTable:
+    """Resident engines of a node as rows of an array, which is changed in place.
+
+    Columns: `number_of` the service; first GPU and size of the chunk (size 0: the row is not used); memory on each GPU;
+    seconds of an eviction; most holders; expected end of the restore; last grant.
+    """
+
+    _rows: dict[tuple[str, Chunk], int] = field(default_factory=dict)
+    _spare: list[int] = field(default_factory=list)
+    """Rows that are not used."""
+    _values: Floats = field(default_factory=lambda: np.zeros((0, ENGINE_COLUMNS)))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def rows(self) -> int:
+        """Rows, with those that are not used."""
+        return len(self._values)
+
+    @property
+    def values(self) -> Floats:
+        """All rows, one after the other."""
+        return self._values.reshape(-1)
+
+    def row(self, service: str, chunk: Chunk) -> int:
+        """Return the row of an engine; -1: it is not resident."""
+        return self._rows.get((service, chunk), -1)
+
+    def add(self, service: str, chunk: Chunk, one: ServedModel | None) -> None:
+        """Add an engine without times. Cost: O(1), amortized."""
+        if not self._spare:
+            count = self.rows
+            self._values = np.concatenate((self._values, np.zeros((count + 8, ENGINE_COLUMNS))))
+            self._spare = list(range(self.rows - 1, count - 1, -1))
+        row = self._rows[service, chunk] = self._spare.pop()
+        size = chunk.size
+        slots, gb, evict_s = (
+            (1, 0.0, 0.0) if one is None else (one.concurrency, one.gb(size), one.evict_s.get(size, 0.0))
+        )
+        self._values[row] = number_of(service), chunk.first, size, gb, evict_s, slots, 0.0, 0.0
+
+    def set_times(self, service: str, chunk: Chunk, since_s: float, used_s: float) -> None:
+        """Set the expected end of an engine's restore, and its last grant."""
+        self._values[self._rows[service, chunk], -2:] = since_s, used_s
+
+    def remove(self, service: str, chunk: Chunk) -> None:
+        """Remove an engine."""
+        row = self._rows.pop((service, chunk))
+        self._values[row] = 0.0
+        self._spare.append(row)
 
 
 def number_of(service: str) -> int:

@@ -13,8 +13,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from shared.policy.model.chunks import Chunk, Served, ServedModel
-from shared.policy.resources.engine_records import number_of
+from shared.policy.model.chunks import Chunk, Served
+from shared.policy.resources.engine_records import EngineTable
 
 ROUNDING_GB: Final = 1e-6
 """Difference of sums of memory that counts as rounding."""
@@ -51,14 +51,14 @@ class ModelResidency:
     """Model services of the node, as last reported."""
     device_gb: Sequence[float] = ()
     """Memory of each GPU."""
+    table: EngineTable = field(default_factory=EngineTable)
+    """What `_held` has, for records."""
     _held: dict[str, dict[Chunk, Held]] = field(default_factory=dict)
     """Service -> chunks that hold it."""
     _on: dict[int, dict[tuple[Chunk, str], float]] = field(default_factory=dict)
     """GPU -> what holds memory on it: (chunk, service) -> GB."""
     _free_gb: list[float] = field(default_factory=list)
     """Memory of each GPU that no resident engine takes. A report computes it anew, so rounding errors do not add up."""
-    _engines: dict[tuple[str, int], tuple[float, int, float, float]] = field(default_factory=dict)
-    """What `engine` has returned since the last report."""
     _used_s: dict[int, float] = field(default_factory=dict)
     """GPU -> time of its last grant."""
 
@@ -66,7 +66,7 @@ class ModelResidency:
         """Apply a report. `busy`: chunks in use, which hold their service, perhaps since the report was written."""
         self.served, self.device_gb, before = dict(served), tuple(device_gb), self._held
         resident = [(chunk, name) for name, one in served.items() for chunk in sorted(one.resident)]
-        self._held, self._on, self._free_gb, self._engines = {}, {}, list(device_gb), {}
+        self._held, self._on, self._free_gb, self.table = {}, {}, list(device_gb), EngineTable()
         for chunk, name in [*resident, *busy]:
             self._hold(chunk, name, before.get(name, {}).get(chunk, Held()))
 
@@ -143,24 +143,10 @@ class ModelResidency:
         """Return the time of the last grant on each of the first GPUs; minus infinity: none."""
         return [self._used_s.get(gpu, -math.inf) for gpu in range(gpus)]
 
-    def engine(self, service: str, size: int) -> tuple[float, int, float, float]:
-        """Return (number of the service, most holders, memory of each GPU, seconds of an eviction) of an engine."""
-        found = self._engines.get((service, size))
-        if found is None:
-            one = self.served.get(service, ServedModel((size,)))
-            found = number_of(service), one.concurrency, one.gb(size), one.evict_s.get(size, 0.0)
-            self._engines[service, size] = found
-        return found
-
-    def engines(self) -> list[tuple[float, Chunk, str, float]]:
-        """Return (last grant, chunk, service, beginning of its turn) of each engine, the most recent grant first."""
-        found = [
-            (times.used_s, chunk, name, times.since_s)
-            for name, held in self._held.items()
-            for chunk, times in held.items()
-        ]
-        found.sort(reverse=True)
-        return found
+    def slots_of(self, service: str) -> int:
+        """Return the most holders of an engine of a service."""
+        one = self.served.get(service)
+        return 1 if one is None else one.concurrency
 
     def _in_the_way(self, chunk: Chunk, service: str) -> Iterator[tuple[Chunk, str]]:
         """Yield (chunk, service) of what has memory on a GPU that does not hold it and this service together."""
@@ -192,18 +178,21 @@ class ModelResidency:
     def _hold(self, chunk: Chunk, service: str, times: Held) -> None:
         held = self._held.setdefault(service, {})
         if chunk not in held:
+            self.table.add(service, chunk, self.served.get(service))
             gb, free = self._gb(service, chunk), self._free_gb
             for gpu in chunk.gpus:
                 self._on.setdefault(gpu, {})[chunk, service] = gb
                 if gpu < len(free):
                     free[gpu] -= gb
         held[chunk] = times
+        self.table.set_times(service, chunk, *times)
 
     def _drop(self, chunk: Chunk, service: str) -> None:
         held = self._held[service]
         del held[chunk]
         if not held:
             del self._held[service]
+        self.table.remove(service, chunk)
         for gpu in chunk.gpus:
             gb = self._on[gpu].pop((chunk, service))
             if gpu < len(self._free_gb):

@@ -14,7 +14,7 @@ import numpy as np
 from shared.policy.elastic.engine_loops import MOST_OPTIONS
 from shared.policy.elastic.engine_plan import MOST_PLANNED, EnginePlan, PlannableCall, PlannedPlace
 from shared.policy.model.chunks import SIZES, Chunk, ServedModel
-from shared.policy.resources.engine_records import MOST_SLOTS, EngineRecords, service_row
+from shared.policy.resources.engine_records import ENGINE_COLUMNS, MOST_SLOTS, USE_COLUMNS, EngineRecords, service_row
 
 Key = tuple[int, int, int]
 """Service, first GPU and size of an engine."""
@@ -194,28 +194,37 @@ class Case:
     price: float
 
     def plan(self, together: int = MOST_PLANNED) -> EnginePlan:
-        return EnginePlan(self.records, [node.grantable for node in self.state], self.now, together)
+        return EnginePlan(self.records, self.now, together)
 
 
 def recorded(node: Node, now: float, rng: random.Random, late: float = 0.0) -> EngineRecords:
     """Return the records of a node. With the probability `late`, an end is overdue by as much as the model waits."""
-    keys = [one.key for one in node.engines]
 
     def end(seconds: float) -> float:
         if seconds in (0.0, math.inf):
             return seconds or -math.inf
         return now + seconds * (-1 if rng.random() < late else 1)
 
-    slots = [sorted(end(seconds) for seconds in one.slots) for one in node.engines]
-    values = list[float]()
-    for gb, free_s, held in zip(node.gb, node.free_s, node.held, strict=True):
-        until_s = max(slots[keys.index(held)]) if held else end(free_s)
-        values += [gb, until_s, now - rng.randrange(100), keys.index(held) if held else -1.0]
+    count = len(node.engines)
+    rows = [[0.0] * ENGINE_COLUMNS for _ in range(count + rng.randrange(3))]
+    row_of = dict(zip((one.key for one in node.engines), rng.sample(range(len(rows)), count), strict=True))
+    for one, ago_s in zip(node.engines, sorted(rng.sample(range(100), count)), strict=True):
+        slots = sum(seconds < math.inf for seconds in one.slots)
+        since_s = now + (one.ready_s or -rng.randrange(100))
+        rows[row_of[one.key]] = [*one.key, one.gb, one.evict_s, slots, since_s, now - ago_s]
+    values = [*node.gb, *[now - rng.randrange(100) for _ in node.gb]]
+    uses = list[float]()
     for one in node.engines:
-        values += [*one.key, one.gb, one.evict_s, now + (one.ready_s or -rng.randrange(100))]
-    for ends in slots:
-        values += [*ends, *[math.inf] * (MOST_SLOTS - len(ends))]
-    return EngineRecords(len(node.gb), len(node.engines), np.array(values))
+        if one.key in node.held:
+            ends = sorted(end(seconds) for seconds in one.slots)
+            ends += [math.inf] * (MOST_SLOTS - len(ends))
+            until_s = max(each for each in ends if each < math.inf)
+            uses += [*one.key[1:], row_of[one.key], until_s, *ends]
+    for gpu, (free_s, held) in enumerate(zip(node.free_s, node.held, strict=True)):
+        if not held and free_s:
+            uses += [gpu, 1, -1, end(free_s), *[math.inf] * MOST_SLOTS]
+    counts = len(node.gb), count, node.grantable, len(uses) // USE_COLUMNS, len(rows)
+    return EngineRecords(*counts, np.array([*values, *uses, *itertools.chain(*rows)]))
 
 
 def random_case(seed: int, late: float = 0.0) -> Case:

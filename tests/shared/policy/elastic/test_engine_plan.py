@@ -221,7 +221,7 @@ def apart(uses: Sequence[tuple[float, float, tuple[int, int, int]]]) -> None:
 
 def test_a_plan_has_limits() -> None:
     call, nodes = planned(1, 10.0), [recorded(Node((80.0,), (0.0,), (None,), (), 1), 0.0, random.Random(0))]
-    plan = EnginePlan(nodes, [1], 0.0, together=2)
+    plan = EnginePlan(nodes, 0.0, together=2)
     with pytest.raises(AssertionError, match="3 calls are too many"):
         plan.search([call] * 3, 0.0)
     begins_s = [place.begin_s for _ in range(MOST_ADDED - 1) if (place := plan.append(call, 0.0))]
@@ -248,7 +248,7 @@ def planned(service: int, last_s: float, concurrency: int = 1, gb: float = 45.0,
 
 
 def on(node: Node, overdue: float = 0.0) -> EnginePlan:
-    return EnginePlan([recorded(node, 1000.0, random.Random(0), overdue)], [node.grantable], 1000.0)
+    return EnginePlan([recorded(node, 1000.0, random.Random(0), overdue)], 1000.0)
 
 
 def begins(plan: EnginePlan, calls: Sequence[PlannableCall]) -> list[float | None]:
@@ -289,8 +289,8 @@ def test_an_engine_is_in_use_until_its_last_overdue_call_ends() -> None:
 
 
 def test_a_call_that_ends_now_has_not_ended() -> None:
-    busy = recorded(Node((80.0,), (5.0,), (None,), (), 0), 1000.0, random.Random(0))
-    plan = EnginePlan([busy], [1], 1005.0)
+    busy = recorded(Node((80.0,), (5.0,), (None,), (), 1), 1000.0, random.Random(0))
+    plan = EnginePlan([busy], 1005.0)
     assert plan.now_on(planned(1, 1.0), 0.0) is None
     place = plan.append(planned(1, 1.0), 0.0)
     assert place is not None

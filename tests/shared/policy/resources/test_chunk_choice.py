@@ -9,6 +9,7 @@ import pytest
 
 from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.resources.chunks import GPUS, Chunks
+from shared.policy.resources.engine_records import ENGINE_COLUMNS, MOST_SLOTS, USE_COLUMNS, number_of
 from shared.policy.resources.resource import Use
 
 CAPACITY = 8
@@ -35,11 +36,21 @@ def check(chunks: Chunks) -> None:
         held = [(name, chunk) for name in SERVICES for chunk in models.chunks_of(name) if gpu in chunk.gpus]
         used_gb = sum(models.served[name].gb(chunk.size) for name, chunk in held)
         assert math.isclose(models.free_gb(Chunk(gpu, 1)), models.device_gb[gpu] - used_gb, abs_tol=1e-9)
+    table = {tuple(one) for one in models.table.values.reshape(-1, ENGINE_COLUMNS).tolist() if one[2]}
+    assert table == {engine_row(chunks, name, chunk) for name in SERVICES for chunk in models.chunks_of(name)}
+    assert len(table) == len(models.table)
     asked = [(units, name) for units in (1, 2, 4, 8) for name in ("", *SERVICES)]
     kept = state(chunks, asked)
     chunks._cache.clear()
     chunks._rows.clear()
     assert kept == state(chunks, asked)
+
+
+def engine_row(chunks: Chunks, name: str, chunk: Chunk) -> tuple[float, ...]:
+    one = chunks.models.served[name]
+    since_s, used_s = chunks.models._held[name][chunk]
+    evict_s = one.evict_s.get(chunk.size, 0.0)
+    return number_of(name), chunk.first, chunk.size, one.gb(chunk.size), evict_s, one.concurrency, since_s, used_s
 
 
 def state(chunks: Chunks, asked: list[tuple[int, str]]) -> list[object]:
@@ -48,8 +59,7 @@ def state(chunks: Chunks, asked: list[tuple[int, str]]) -> list[object]:
     return [
         chunks.free,
         *(chunks.choose(*each) for each in asked),
-        records.gpus,
-        records.engines,
+        records.counts,
         records.values.tolist(),
         rows,
     ]
@@ -78,3 +88,28 @@ def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
             case "share":
                 chunks.share = rng.choice((None, 0, 3, CAPACITY))
     check(chunks)
+
+
+def test_records_list_the_uses_of_gpus() -> None:
+    chunks, inf = Chunks(CAPACITY, GPUS), math.inf
+    served = ServedModel((1, 2), 3, 10.0, frozenset({Chunk(2, 2)}), restore_s={2: 6.0})
+    chunks.report({"a": served, "b": ServedModel((2,), 12, 10.0)}, (80.0,) * CAPACITY, [7])
+    chunks.take(2, "first", Use(service="a", now=100.0, lasts_s=9.0))
+    chunks.take(2, "second", Use(service="a", now=101.0, lasts_s=3.0))
+    chunks.take(1, "kernel", Use(now=102.0, lasts_s=4.0, numbers=(5,)))
+    for number in range(3):
+        chunks.take(2, f"b{number}", Use(service="b", now=103.0, lasts_s=number, numbers=(0, 1)))
+    records = chunks.engine_records()
+    assert records.counts == (CAPACITY, 2, 2, 4, 8)
+    memory_gb, used_s = records.values[:CAPACITY].tolist(), records.values[CAPACITY : 2 * CAPACITY].tolist()
+    assert memory_gb == [80.0] * CAPACITY
+    assert used_s == [103.0, 103.0, 101.0, 101.0, -inf, 102.0, -inf, -inf]
+    uses = records.values[2 * CAPACITY :][: 4 * USE_COLUMNS].reshape(4, USE_COLUMNS).tolist()
+    rows = {name: chunks.models.table.row(name, chunk) for name, chunk in (("a", Chunk(2, 2)), ("b", Chunk(0, 2)))}
+    none = [inf] * MOST_SLOTS
+    assert uses == [
+        [2, 2, rows["a"], 109.0, -inf, 104.0, 109.0, *none[3:]],
+        [5, 1, -1, 106.0, *none],
+        [0, 2, rows["b"], 105.0, *[-inf] * MOST_SLOTS],
+        [7, 1, -1, inf, *none],
+    ]

@@ -2,8 +2,8 @@
 
 Each degree of a service is an engine of its own, so a degree costs more than its duration: a restore, if no free chunk
 holds the service at that degree, and before it the evictions of what is in its way. So calls are planned on the chunks
-of their nodes (`elastic.engine_plan`), with the least sum of ACT and a price on GPU-seconds. The price has two parts:
-that of the elastic rule of CPUs, for calls that will arrive, and the number of calls behind the plan for each GPU.
+of their nodes (`elastic.engine_plan`), with the least sum of ACT and a price on GPU-seconds: what they cost calls that
+wait behind the plan, and those that will arrive (`elastic.scheduling.price`).
 Laws:
   - if few calls wait for few GPUs, those of a lane are planned together; else one after the other, in their order.
     Those that have waited for `swap_wait_s` are planned first, so others do not postpone them any more;
@@ -252,6 +252,5 @@ class EngineChoice:
 
     def _price(self, owned: int, busy: int, behind: int) -> float:
         """Return what a GPU-second costs calls that are not in the plan: those behind it, and those that arrive."""
-        owned = max(1, owned)
-        arriving = price(min(busy, owned), owned) if self.cluster.elastic.rule == "priced" else 0.0
-        return arriving + max(0, behind) / owned
+        owned, behind = max(1, owned), max(0, behind)
+        return price(min(busy, owned), owned, behind) if self.cluster.elastic.rule == "priced" else behind / owned

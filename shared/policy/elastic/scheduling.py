@@ -132,8 +132,8 @@ def allot(
     return structured.evict(rows, len(candidates), free, busy_s, evictable=evictable, depth=depth, beyond=fluid)[0]
 
 
-def price(busy: int, owned: int) -> float:
-    """Seconds by which a unit held for one second delays future actions.
+def price(busy: int, owned: int, behind: int = 0) -> float:
+    """Seconds by which a unit held for one second delays actions that wait and future ones.
 
     One unit-second more in every second raises the load by 1 / owned. Actions that share units elastically are like a
     processor-sharing queue: at load r, r / (1 - r) of them are present, whatever the distribution of their durations.
@@ -142,12 +142,16 @@ def price(busy: int, owned: int) -> float:
     sqrt(owned), so loads nearer to 1 are not known. Therefore the price is at most 1: then a unit must save a second
     for each second it is held.
 
+    A queue adds to that: one unit-second delays each action in it by 1 / owned, and those that arrive before it is
+    empty, too. It shrinks by the share (1 - r) of what is served, so they are 1 / (1 - r) times as many.
+
     Args:
         busy: busy units, with starting actions at their fewest.
         owned: all units of the node.
+        behind: actions that wait for these units.
     """
     idle = max(1.0 - busy / owned, 1.0 / math.sqrt(owned))
-    return 1.0 / (idle * idle * owned)
+    return (1.0 / idle + behind) / (idle * owned)
 
 
 def enough(head: Scalable, free: int, busy_until_s: Sequence[float]) -> int:

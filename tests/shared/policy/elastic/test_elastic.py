@@ -193,6 +193,26 @@ def test_the_price_rises_with_the_load_to_one_at_most() -> None:
     assert price(0, 1) == price(1, 1) == 1.0
 
 
+@pytest.mark.parametrize("load", [0.0, 0.25, 0.5, 0.75])
+@pytest.mark.parametrize("waiting", [0, 10, 40])
+def test_the_price_of_a_queue_is_the_delay_of_all_until_it_is_empty(load: float, waiting: int) -> None:
+    """One server as fast as 100 units, and evenly spaced actions of one unit-second."""
+    units = 100
+    arrivals_s = [0.0] * waiting
+    if load:
+        arrivals_s += [number / (units * load) for number in range(1, 20 * units)]
+
+    def waits_s(begin_s: float) -> float:
+        total_s, free_s = 0.0, begin_s
+        for at_s in arrivals_s:
+            total_s += max(0.0, free_s - at_s)
+            free_s = max(free_s, at_s) + 1.0 / units
+        return total_s
+
+    each = price(round(load * units), units, waiting) - price(round(load * units), units)
+    assert (waits_s(1.0 / units) - waits_s(0.0)) == pytest.approx(each, rel=0.05, abs=0.011)
+
+
 @given(anything, spares, busy)
 @settings(deadline=None)
 def test_the_head_waits_for_the_amount_that_ends_first_prices_included(

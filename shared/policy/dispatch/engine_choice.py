@@ -229,11 +229,11 @@ class EngineChoice:
         for node in self.cluster.nodes.of(pool, lane):
             resource = node.resources.get(pool.resource)
             one = None if resource is None else resource.engine_records()
-            if resource is not None and one is not None and one.gpus:
+            if one is not None and one.gpus:
                 nodes.append(node)
                 records.append(one)
-                owned += node.limit(pool.resource)
-                busy += resource.used
+                owned += one.owned
+                busy += one.busy
         each = self._price(owned, busy, pool.queued - len(actions))
         made = LanePlan(nodes, EnginePlan(records, self.now, len(actions)), each)
         young = list[tuple[ActionState, Scalable]]()

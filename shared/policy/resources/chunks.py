@@ -37,7 +37,7 @@ class Chunks:
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
         self.spec = spec
         self.capacity = capacity
-        self.models = ModelResidency()
+        self.models = ModelResidency(capacity)
         """Model services that its chunks hold."""
         self._share: int | None = None
         self._bad = 0
@@ -154,8 +154,8 @@ class Chunks:
     def engine_records(self) -> EngineRecords:
         """Return the state of its chunks. O(GPUs + resident engines) after a change."""
         if self._cache.records is None:
-            joinable = not self._beyond
-            self._cache.records = records_of(self.models, self.capacity, self.free, self._busy, joinable, self._away)
+            units = self.free, self.capacity if self._share is None else self._share, self.used
+            self._cache.records = records_of(self.models, units, self._busy, not self._beyond, self._away)
         return self._cache.records
 
     def service_row(self, service: str) -> Floats:

@@ -39,11 +39,15 @@ class EngineRecords(NamedTuple):
     """GPUs that it may grant now; other free GPUs wait for the next end on it."""
     uses: int
     rows: int
+    owned: int
+    """GPUs that it owns."""
+    busy: int
+    """GPUs that are in use."""
     values: Floats
 
     @property
     def counts(self) -> tuple[int, int, int, int, int]:
-        """All but `values`."""
+        """What a plan reads beside `values`."""
         return self[:5]
 
 

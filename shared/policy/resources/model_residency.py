@@ -47,6 +47,7 @@ class Implied(NamedTuple):
 class ModelResidency:
     """Residency on one node. Each call is O(GPUs of the node + chunks that hold something)."""
 
+    gpus: int
     served: Served = field(default_factory=dict)
     """Model services of the node, as last reported."""
     device_gb: Sequence[float] = ()
@@ -59,8 +60,11 @@ class ModelResidency:
     """GPU -> what holds memory on it: (chunk, service) -> GB."""
     _free_gb: list[float] = field(default_factory=list)
     """Memory of each GPU that no resident engine takes. A report computes it anew, so rounding errors do not add up."""
-    _used_s: dict[int, float] = field(default_factory=dict)
-    """GPU -> time of its last grant."""
+    used_s: list[float] = field(init=False)
+    """By GPU, time of its last grant; minus infinity: none."""
+
+    def __post_init__(self) -> None:
+        self.used_s = [-math.inf] * self.gpus
 
     def report(self, served: Served, device_gb: Sequence[float], busy: Iterable[tuple[Chunk, str]]) -> None:
         """Apply a report. `busy`: chunks in use, which hold their service, perhaps since the report was written."""
@@ -81,10 +85,7 @@ class ModelResidency:
 
     def last_used_s(self, chunk: Chunk) -> float:
         """Return the time of the last grant on one of its GPUs; minus infinity: none."""
-        used_s = self._used_s
-        if chunk.size == 1:
-            return used_s.get(chunk.first, -math.inf)
-        return max([used_s.get(gpu, -math.inf) for gpu in chunk.gpus])
+        return max(self.used_s[chunk.first : chunk.first + chunk.size])
 
     def free_gb(self, chunk: Chunk) -> float:
         """Least memory that no resident engine takes, of the GPUs of a chunk; 0 if none is reported. O(its GPUs)."""
@@ -92,9 +93,9 @@ class ModelResidency:
 
     def granted(self, chunk: Chunk, service: str, now: float) -> Implied:
         """Note a grant. `service` may be empty: the GPUs are used by something else. Returns its effects."""
-        used_s = tuple(self._used_s.get(gpu, -math.inf) for gpu in chunk.gpus)
-        for gpu in chunk.gpus:
-            self._used_s[gpu] = now
+        first, size = chunk
+        used_s = tuple(self.used_s[first : first + size])
+        self.used_s[first : first + size] = [now] * size
         if not service:
             return Implied(chunk, service, None, (), used_s)
         here = self._held.get(service, {}).get(chunk)
@@ -114,8 +115,7 @@ class ModelResidency:
     def undo(self, effects: Implied) -> None:
         """Undo a grant that was never sent. Of several grants, the last first."""
         chunk, service, before, left, used_s = effects
-        for gpu, at_s in zip(chunk.gpus, used_s, strict=True):
-            self._used_s[gpu] = at_s
+        self.used_s[chunk.first : chunk.first + chunk.size] = used_s
         if service and self.holds(chunk, service):
             if before is None:
                 self._drop(chunk, service)
@@ -135,13 +135,9 @@ class ModelResidency:
         held = self._held.get(service, {}).get(chunk)
         return -math.inf if held is None else held.since_s
 
-    def memory_of(self, gpus: int) -> list[float]:
-        """Return the memory of each of the first GPUs; 0 where none is reported."""
-        return [*self.device_gb[:gpus], *[0.0] * (gpus - len(self.device_gb))]
-
-    def grants_of(self, gpus: int) -> list[float]:
-        """Return the time of the last grant on each of the first GPUs; minus infinity: none."""
-        return [self._used_s.get(gpu, -math.inf) for gpu in range(gpus)]
+    def memory(self) -> list[float]:
+        """Return the memory of each GPU; 0 where none is reported."""
+        return [*self.device_gb[: self.gpus], *[0.0] * (self.gpus - len(self.device_gb))]
 
     def slots_of(self, service: str) -> int:
         """Return the most holders of an engine of a service."""

@@ -224,7 +224,7 @@ def recorded(node: Node, now: float, rng: random.Random, late: float = 0.0) -> E
         if not held and free_s:
             uses += [gpu, 1, -1, end(free_s), *[math.inf] * MOST_SLOTS]
     counts = len(node.gb), count, node.grantable, len(uses) // USE_COLUMNS, len(rows)
-    return EngineRecords(*counts, np.array([*values, *uses, *itertools.chain(*rows)]))
+    return EngineRecords(*counts, 0, 0, np.array([*values, *uses, *itertools.chain(*rows)]))
 
 
 def random_case(seed: int, late: float = 0.0) -> Case:

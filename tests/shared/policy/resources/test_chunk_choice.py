@@ -59,7 +59,7 @@ def state(chunks: Chunks, asked: list[tuple[int, str]]) -> list[object]:
     return [
         chunks.free,
         *(chunks.choose(*each) for each in asked),
-        records.counts,
+        records[:-1],
         records.values.tolist(),
         rows,
     ]
@@ -101,6 +101,7 @@ def test_records_list_the_uses_of_gpus() -> None:
         chunks.take(2, f"b{number}", Use(service="b", now=103.0, lasts_s=number, numbers=(0, 1)))
     records = chunks.engine_records()
     assert records.counts == (CAPACITY, 2, 2, 4, 8)
+    assert (records.owned, records.busy) == (CAPACITY, 5)
     memory_gb, used_s = records.values[:CAPACITY].tolist(), records.values[CAPACITY : 2 * CAPACITY].tolist()
     assert memory_gb == [80.0] * CAPACITY
     assert used_s == [103.0, 103.0, 101.0, 101.0, -inf, 102.0, -inf, -inf]

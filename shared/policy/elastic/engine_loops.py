@@ -236,11 +236,11 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
     if holds:
         engine = of.resident_at(layout, plan, states, depth, added, calls.service[call], node, first, size)
     own, past, begin_s, used_s = layout.gpu_firsts[node], layout.gpu_firsts[node + 1], 0.0, -np.inf
-    joins, free_s = engine >= 0, 0.0
+    joins, free_s, until_s = engine >= 0, 0.0, 0.0
     for gpu in range(own + first, own + first + size):
         if engine < 0 or states.holder[depth, gpu] != engine:
             begin_s, joins = max(begin_s, states.until_s[depth, gpu]), False
-        free_s += states.until_s[depth, gpu]
+        free_s, until_s = free_s + states.until_s[depth, gpu], max(until_s, states.until_s[depth, gpu])
         used_s = max(used_s, layout.gpus[of.USED_S, gpu])
     if not joins and begin_s == 0.0 and size > states.left[depth, node]:
         begin_s = np.inf
@@ -249,6 +249,7 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
                 begin_s = min(begin_s, states.until_s[depth, gpu])
     if engine >= 0:
         begin_s = max(begin_s, states.slots_s[depth, engine, of.first_slot(states, depth, engine)])
+        joins = joins and begin_s < until_s  # else all others have ended
     if begin_s == np.inf:
         return none
     idle_s = 0.0 if joins else begin_s * size - free_s

@@ -270,6 +270,16 @@ def test_calls_join_an_engine_when_its_first_call_begins_and_not_before() -> Non
         assert plan.now_on(call, 0.0) is None
 
 
+@pytest.mark.parametrize(("last_end_s", "gpu"), [(8.0, 1), (10.0, 0)])
+def test_a_call_that_begins_when_all_others_have_ended_joins_none(last_end_s: float, gpu: int) -> None:
+    """It pays for slots that nobody else uses: 22, or 20 beside another call. A restore on the other GPU costs 21."""
+    engine = Engine((1, 0, 1), 45.0, 0.0, 0.0, (8.0, 8.0, last_end_s))
+    node = Node((80.0, 80.0), (last_end_s, 0.0), (engine.key, None), (engine,), 1)
+    place = on(node).append(planned(1, 8.0, concurrency=3)._replace(sharers=2), 1.5)
+    assert place is not None
+    assert place.first == gpu
+
+
 def test_a_planned_call_makes_its_engine_the_most_recent_one() -> None:
     """Beside the third service only one stays: the one that a planned call uses, so the other one leaves in 7 s."""
     engines = (Engine((1, 0, 1), 45.0, 7.0, 0.0, (0.0,)), Engine((2, 0, 1), 45.0, 1.0, 0.0, (0.0,)))

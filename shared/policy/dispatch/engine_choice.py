@@ -155,7 +155,7 @@ class EngineChoice:
         known = self._plans.get(key)
         if known is None or not known.plan.room:
             known = self._plans[key] = self._plan(pool, lane, self._first(pool, lane, action, scaled))
-            if len(known.places) == 1:
+            if known.places.keys() == {name}:
                 return known, known.places[name]
         if name not in known.places:
             known.places[name] = known.plan.append(known.call(action, scaled, self.cluster), known.price)

@@ -10,6 +10,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.stimuli import (
     AttemptsEnded,
+    EstimateReceived,
     InventoryReported,
     NodeJoined,
     RequestsSubmitted,
@@ -81,12 +82,12 @@ class Cluster:
             self.begun_s[one.action] = self.now
         return granted
 
-    def submit(self, *works: Work) -> list[Grant]:
+    def submit(self, *works: Work, batch: str = "") -> list[Grant]:
         new = []
         for one in works:
             name = f"r{len(self.works)}"
             self.works[name] = one
-            new.append(request(name, one, at_s=self.now, seq=len(self.works)))
+            new.append(request(name, one, at_s=self.now, seq=len(self.works), batch=batch))
         return self.handle(RequestsSubmitted(tuple(new)))
 
     def end(self, name: str) -> list[Grant]:
@@ -130,6 +131,19 @@ def test_a_call_without_a_place_does_not_hold_a_search_up() -> None:
     calls = [call(name, 1, 2, 4, duration_s=4.0) for name in "BACDEF"]
     granted = cluster.submit(*calls)
     assert {one.node for one in granted} == {"a"}
+
+
+def test_a_plan_is_made_for_a_young_call_that_has_no_place_in_it() -> None:
+    """The only core is in use, so the young call cannot be planned with the old one behind it."""
+    cluster = Cluster()
+    cluster.join("a", 3, {name: ServedModel((1, 2), 1, 60.0) for name in "AB"}, cores=1)
+    kernel, _ = cluster.submit(call("", 2, duration_s=20.0), call("", 1, duration_s=1000.0, cores=1))
+    assert cluster.submit(call("A", 1, 2, duration_s=4.0), batch="late") == []
+    cluster.go_to(1010.0)
+    cluster.handle(EstimateReceived("early", 1011.0), EstimateReceived("late", 1100.0))
+    assert cluster.submit(call("B", 1, 2, duration_s=4.0, cores=1), batch="early") == []
+    (granted,) = cluster.end(kernel.action)
+    assert cluster.works[granted.action].service == "A"
 
 
 def test_gpus_of_work_without_a_service_are_free_at_its_predicted_end() -> None:

@@ -17,6 +17,8 @@ from shared.policy.resources.engine_records import ENGINE_COLUMNS, USE_COLUMNS, 
 LEAST_S: Final = 1e-6
 """Least wait for what is used: its end is never now."""
 _SAME_GB: Final = 1e-6
+_BELOW: Final = 1.0 - 2.0**-48
+"""Factor that makes a bound lower than the cost for any rounding of the two."""
 
 SERVICE, NODE, FIRST, SIZE = range(4)
 GB, EVICT_S = range(2)
@@ -239,4 +241,4 @@ def shortest_s(calls, call, node, at, resident, price):  # type: ignore[no-untyp
     if row[ROW_SERVED] == 0.0 or not calls.accepted[call, node] or last_s == np.inf:
         return np.inf
     restore_s = 0.0 if resident else row[ROW_RESTORE_S]
-    return restore_s + last_s * (1.0 + price * (1 << at) / max(1.0, row[ROW_SLOTS]))
+    return (restore_s + last_s * (1.0 + price * (1 << at) / max(1.0, row[ROW_SLOTS]))) * _BELOW

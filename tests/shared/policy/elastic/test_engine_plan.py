@@ -256,6 +256,16 @@ def begins(plan: EnginePlan, calls: Sequence[PlannableCall]) -> list[float | Non
     return [place and place.begin_s for place in places]
 
 
+def test_a_call_has_a_place_at_any_price() -> None:
+    """Bounds and costs are rounded in different ways. Long calls in front of thousands have costs above 10^7 s."""
+    rng, engine = random.Random(0), Engine((1, 0, 1), 45.0, 0.0, 0.0, (0.0,))
+    node = Node((80.0,), (0.0,), (None,), (engine,), 1)
+    for _ in range(300):
+        call, price = planned(1, rng.uniform(0.1, 4000.0)), 10.0 ** rng.uniform(0.0, 9.0)
+        plan = on(node)
+        assert plan.now_on(call, price) == on(node).append(call, price) == PlannedPlace(0.0, 0, 0, 1)
+
+
 def test_calls_join_an_engine_when_its_first_call_begins_and_not_before() -> None:
     call = planned(1, 10.0, concurrency=3)
     idle = Engine((1, 0, 1), 45.0, 0.0, 0.0, (0.0,) * 3)

@@ -90,6 +90,15 @@ def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
     check(chunks)
 
 
+def test_engines_on_no_chunk_of_the_node_are_left_out() -> None:
+    """Compiled loops read the GPUs of each engine, and a place is aligned."""
+    chunks, other = Chunks(CAPACITY, GPUS), [(1, 2), (8, 1), (4, 8), (-1, 1), (0, 3), (0, 16), (0, 0)]
+    resident = frozenset(Chunk(*each) for each in [(6, 2), *other])
+    chunks.report({"a": ServedModel((1, 2), 1, 10.0, resident)}, (80.0,) * CAPACITY)
+    assert chunks.models.chunks_of("a") == {Chunk(6, 2)}
+    assert chunks.engine_records().engines == 1
+
+
 def test_records_list_the_uses_of_gpus() -> None:
     chunks, inf = Chunks(CAPACITY, GPUS), math.inf
     served = ServedModel((1, 2), 3, 10.0, frozenset({Chunk(2, 2)}), restore_s={2: 6.0})

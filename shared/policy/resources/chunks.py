@@ -69,7 +69,7 @@ class Chunks:
         self, served: Served, device_gb: Sequence[float], bad: Iterable[int] = (), released: Iterable[int] = ()
     ) -> None:
         """Apply the node's report of its model services, the memory of its GPUs, and bad and released GPUs."""
-        self.models.report(served, device_gb, [(at, one.service) for at, one in self._busy.items()], self.capacity)
+        self.models.report(served, device_gb, [(at, one.service) for at, one in self._busy.items()])
         self._implied.clear()
         self._cache.clear()
         self._rows.clear()

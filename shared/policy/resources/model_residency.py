@@ -66,21 +66,16 @@ class ModelResidency:
     def __post_init__(self) -> None:
         self.used_s = [-math.inf] * self.gpus
 
-    def report(self, served: Served, device_gb: Sequence[float], busy: Iterable[tuple[Chunk, str]], gpus: int) -> None:
-        """Apply a report.
-
-        Args:
-            served: its model services. Engines that are on no chunk of the node are left out.
-            device_gb: memory of each GPU.
-            busy: chunks in use, which hold their service, perhaps since the report was written.
-            gpus: number of GPUs of the node.
+    def report(self, served: Served, device_gb: Sequence[float], busy: Iterable[tuple[Chunk, str]]) -> None:
+        """Apply a report. `busy`: chunks in use, which hold their service, perhaps since the report was written.
+        Engines that are on no chunk of the node are left out.
         """
         self.served, self.device_gb, before = dict(served), tuple(device_gb), self._held
         resident = [
             (chunk, name)
             for name, one in served.items()
             for chunk in sorted(one.resident)
-            if chunk.size in SIZES and not chunk.first % chunk.size and 0 <= chunk.first <= gpus - chunk.size
+            if chunk.size in SIZES and not chunk.first % chunk.size and 0 <= chunk.first <= self.gpus - chunk.size
         ]
         self._held, self._on, self._free_gb, self.table = {}, {}, list(device_gb), EngineTable()
         for chunk, name in [*resident, *busy]:

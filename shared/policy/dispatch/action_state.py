@@ -150,6 +150,11 @@ class ActionState:
         """Return the purpose of its units."""
         return Use(self.work.service, now, self.reported) if self.work.service or self.reported else NO_USE
 
+    def begins_s(self, node: Node, now: float) -> float:
+        """Return the time at which it would execute on a node if it were granted now, with `units`."""
+        resource = node.resources.get(self.resource) if self.work.service else None
+        return now if resource is None else resource.begins_s(self.granted_units, self.use(now))
+
     def orphan(self, now: float) -> Orphan:
         """Return its attempt as an orphan of its node. A parked one needs no units."""
         units, awaits = (self.units if self.allocated else {}), (self.units if self.prefetched else {})

@@ -29,7 +29,7 @@ class Blocked:
     that ends these environments may need them."""
 
     def forbids(self, cluster: ClusterState, node: Node, action: ActionState, now: float) -> bool:
-        """Return whether this work, started there now, would delay the head."""
+        """Return whether this work, started there now, would delay the head: with the restore that it needs."""
         if self._forbids_quotas(cluster, action, now):
             return True
         if not self.needs_units(cluster, node, action, now):
@@ -37,7 +37,7 @@ class Blocked:
         until_s = self._until(cluster, now)
         if until_s == math.inf:
             return action.begins
-        return now + cluster.durations.expect_at_most(action) > until_s
+        return action.begins_s(node, now) + cluster.durations.expect_at_most(action) > until_s
 
     def needs_units(self, cluster: ClusterState, node: Node, action: ActionState, now: float) -> bool:
         """Return whether this work, started there now, would take units that the head waits for or will need."""

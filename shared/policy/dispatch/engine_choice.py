@@ -8,9 +8,9 @@ Laws:
   - if few calls wait for few GPUs, those of a lane are planned together; else one after the other, in their order.
     Those that have waited for `swap_wait_s` are planned first, so others do not postpone them any more;
   - a call whose place is in the future waits: for a slot of a busy engine, for GPUs, or because a call behind it needs
-    the engine that it would evict. If it could begin now elsewhere, it reserves nothing;
-  - the head of a lane that has waited for `swap_wait_s` reserves its place: work that its plan does not contain starts
-    on that node only if it is predicted to end before;
+    the engine that it would evict. If it could begin now elsewhere, it reserves nothing until that age;
+  - the head of a lane that has waited for `swap_wait_s` reserves its place, also if no GPU is free: work that its plan
+    does not contain starts on that node only if it is predicted to end before, with its evictions and its restore;
   - if nothing behind it was granted, it waits for busy engines only. Each end on them is a new plan, and a predicted
     end that is overdue moves away by as much as it is overdue, until another place costs less;
   - a plan lasts for one round, and knows no grants of other lanes: a place is checked before it is used.
@@ -94,7 +94,7 @@ class EngineChoice:
     cluster: ClusterState
     now: float
     waiting: set[str] = field(default_factory=set)
-    """Actions that could begin now, and whose place is in the future."""
+    """Actions whose place is in the future, and that could begin now elsewhere or have reserved it."""
     insisting: str = ""
     """Action that waits for busy engines only."""
     full: set[int] = field(default_factory=set)
@@ -114,16 +114,17 @@ class EngineChoice:
         if scaled is None or self.cluster.elastic.rule is None:
             yield from places(self.cluster, pool, lane, action, self.now)
             return
-        nodes = self.cluster.nodes.of(pool, lane)
-        some_free = any(node.free(action.resource) >= scaled.amounts[0] for node in nodes)
+        nodes, reserves = self.cluster.nodes.of(pool, lane), self._reserves(lane, action)
+        some_free = reserves or any(node.free(action.resource) >= scaled.amounts[0] for node in nodes)
         if not some_free and not self._could_begin(nodes, action, scaled):
             self.full.add(id(action.work))
             return
         lane_plan, place = self._placed(pool, lane, action, scaled)
         if place is not None and place.begin_s > 0.0:
-            if self._could_begin(nodes, action, scaled):
-                self.waiting.add(action.request.id)
+            if reserves:
                 self._reserve(pool, lane, action, lane_plan.nodes[place.node], place.begin_s)
+            if reserves or self._could_begin(nodes, action, scaled):
+                self.waiting.add(action.request.id)
             return
         tried = list[int]()
         while place is not None:
@@ -163,11 +164,14 @@ class EngineChoice:
             known = self._plans[key] = self._plan(pool, lane, [(action, scaled)])
         return known, known.places[name]
 
+    def _reserves(self, lane: Lane, action: ActionState) -> bool:
+        """Return whether an action reserves its place, also if no GPU is free: others may join engines meanwhile."""
+        return self.now - action.queued_s >= self.cluster.swap_wait_s and action.request.id == lane.queue.head()
+
     def _reserve(self, pool: Pool, lane: Lane, action: ActionState, node: Node, begin_s: float) -> None:
         name = action.request.id
-        if self.now - action.queued_s >= self.cluster.swap_wait_s and name == lane.queue.head():
-            place = ReservedPlace(name, (pool.name, lane.name), action.resource, node, self.now + begin_s)
-            self.reserved = [*(one for one in self.reserved if one.head != name), place]
+        place = ReservedPlace(name, (pool.name, lane.name), action.resource, node, self.now + begin_s)
+        self.reserved = [*(one for one in self.reserved if one.head != name), place]
 
     def forbids(self, node: Node, action: ActionState) -> bool:
         """Return whether this work, started there now, would delay a head that has reserved its place."""
@@ -179,7 +183,7 @@ class EngineChoice:
         known = self._plans.get(place.lane)
         if known is not None and place.head in known.places and action.request.id in known.places:
             return False  # planned behind it
-        return self.now + self.cluster.durations.expect_at_most(action) > place.begin_s
+        return action.begins_s(place.node, self.now) + self.cluster.durations.expect_at_most(action) > place.begin_s
 
     def waits_for_calls(self, pool: Pool, lane: Lane, action: str) -> bool:
         """Return whether an action waits because of other calls, and not for busy engines only."""

@@ -53,7 +53,6 @@ class Chunks:
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}
-        """Holder -> its chunk."""
         self._rows: dict[str, Floats] = {}
         """Service -> row of a plan, since the last report."""
         self._beyond: dict[str, int] = {}
@@ -240,8 +239,7 @@ class Chunks:
 
     def numbers(self, holder: str) -> tuple[int, ...]:
         """GPUs of a holder; empty if it has none here."""
-        chunk = self._held.get(holder)
-        return () if chunk is None else tuple(chunk.gpus)
+        return tuple(self._held[holder].gpus) if holder in self._held else ()
 
     @property
     def sharing(self) -> frozenset[str]:
@@ -259,6 +257,11 @@ class Chunks:
         if choice is not None and choice.restores:
             yield from self.models.leaving(choice.chunk, use.service)
 
+    def begins_s(self, units: int, use: Use) -> float:
+        """Return the time at which a holder would execute: after evictions and the restore of its service."""
+        choice = self.choose(units, use.service, use.numbers)
+        return use.now if choice is None else self.models.begins_s(choice.chunk, use.service, use.now)
+
     def states(self, but: Mapping[str, int]) -> Operator:
         """Sets of free blocks, with the chunks of the holders `but` given back."""
         freed = [chunk for chunk, busy in self._busy.items() if busy.holders.keys() <= but.keys()]
@@ -273,10 +276,7 @@ class Chunks:
         return sum(1 << gpu for gpu in set(gpus) if 0 <= gpu < self.capacity)
 
     def _serves(self, units: int, service: str) -> bool:
-        if not service:
-            return True
-        one = self.models.served.get(service)
-        return one is not None and units in one.degrees
+        return not service or (service in self.models.served and units in self.models.served[service].degrees)
 
     def _usable(self, chunk: Chunk, service: str) -> bool:
         return not service or chunk not in self.models.served[service].unusable

@@ -119,6 +119,13 @@ class ModelResidency:
         self._hold(chunk, service, Held(since_s, now))
         return Implied(chunk, service, here, left, used_s)
 
+    def begins_s(self, chunk: Chunk, service: str, now: float) -> float:
+        """Return the time at which a grant would execute: after what leaves for it, and the restore of its service."""
+        here, one = self._held.get(service, {}).get(chunk), self.served.get(service)
+        if here is not None or one is None:
+            return now if here is None else max(now, here.since_s)
+        return now + self._evict_s(self._leaving(chunk, service)) + one.restore_s.get(chunk.size, 0.0)
+
     def undo(self, effects: Implied) -> None:
         """Undo a grant that was never sent. Of several grants, the last first."""
         chunk, service, before, left, used_s = effects

@@ -144,6 +144,11 @@ class Resource(Protocol):
         had the units.
         """
 
+    def begins_s(self, units: int, use: Use) -> float:
+        """Return the time at which a holder would execute if it took the units now: after the restore of its model
+        service, and the evictions before it.
+        """
+
     def numbers(self, holder: str) -> tuple[int, ...]:
         """Return the numbers of a holder's units; empty if units have none."""
 
@@ -246,6 +251,10 @@ class PlainUnits:
     def evicts(self, _units: int, _use: Use) -> Iterable[tuple[str, float]]:
         """Return nothing."""
         return ()
+
+    def begins_s(self, _units: int, use: Use) -> float:
+        """Nothing has to be restored."""
+        return use.now
 
     def numbers(self, _holder: str) -> tuple[int, ...]:
         """Units are identical."""

@@ -229,9 +229,11 @@ def test_a_turn_begins_when_the_restore_is_expected_to_end() -> None:
     """Else a restore that lasts longer than a turn is thrown away before its service has executed anything."""
     slow = ServedModel((1, 2), 1, 60.0, restore_s={1: 6.5})
     chunks = serving(1, judge=slow, reward=small(gb=60.0))
+    assert chunks.begins_s(1, Use("judge", 3.0)) == 9.5
     chunks.take(1, "a", Use("judge", 3.0))
     chunks.give_back(1, "a")
     assert dict(chunks.evicts(1, Use("reward"))) == {"judge": 9.5}
+    assert [chunks.begins_s(1, Use("judge", now)) for now in (4.0, 12.0)] == [9.5, 12.0], "it is being restored"
     chunks.take(1, "b", Use("judge", 4.0))
     chunks.give_back(1, "b")
     assert dict(chunks.evicts(1, Use("reward"))) == {"judge": 9.5}, "the turn goes on"
@@ -245,6 +247,7 @@ def test_a_turn_begins_after_the_slowest_eviction_and_the_restore() -> None:
     wide = ServedModel((1, 2), 1, 30.0, restore_s={1: 2.0, 2: 1.0}, evict_s={2: 4.0})
     chunks = serving(2, slow=slow, quick=quick, small=small_one, wide=wide)
     assert restore_of(chunks, 2, "wide") == 11.0, "both GPUs, and the small one stays"
+    assert chunks.begins_s(2, Use("wide", 1.0)) == 12.0
     chunks.take(1, "a", Use("slow", 1.0))
     assert restore_of(chunks, 1, "wide") == 2.5, "the other GPU, where the small one stays"
     chunks.take(1, "b", Use("wide", 3.0))

@@ -13,6 +13,7 @@ import services
 from shared.kinds import registry
 from shared.kinds.registry import Kinds, UnknownKind, all_kinds, declaring_modules
 from shared.kinds.spec import KindSpec, Params, RuntimeSpec
+from shared.kinds.staging import StageForm
 from shared.messages.environments import EnvironmentSpec
 from shared.policy.resources.resource import ResourceSpec
 
@@ -63,6 +64,19 @@ def test_the_kinds_of_this_distribution() -> None:
         ("docker", "runtime.docker", True),
     ]
     assert kinds.held == {"memory_mb", "starts"}
+
+
+def test_work_of_a_trajectory_waits_for_cores_and_its_environment_holds_no_gpus() -> None:
+    """Model calls, and so pools of GPUs, are no part of a trajectory."""
+    kinds = all_kinds()
+
+    for one in kinds.in_environments.values():
+        for units in ({"gpus": 1, "cores": 1}, {"cores": 1}, one.units):
+            assert StageForm.of(one, units).pool == "cores@default"
+        assert one.service_of({"service": "judge"}) == ""
+        with pytest.raises(ValueError, match=f"{one.name} needs a core"):
+            StageForm.of(one, {"gpus": 1}).check_units({})
+    assert all("gpus" not in each.holds for each in kinds.runtimes)
 
 
 NO_KINDS = ("proxy", "scaling_planner", "engine_proxy", "trajectory_router")

@@ -52,7 +52,7 @@ class Chunks:
         self._cache = ChunkCache()
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
-        self._held: dict[str, Chunk] = {}
+        self._held: dict[str, Chunk] = {}  # by holder
         self._rows: dict[str, Floats] = {}
         """Service -> row of a plan, since the last report."""
         self._beyond: dict[str, int] = {}

@@ -163,21 +163,9 @@ def _expand(  # type: ignore[no-untyped-def]
             for first in range(0, capacity - (1 << at) + 1, 1 << at):
                 if size == len(table):
                     most_s = min(most_s, table[size - 1, of.BOUND_S] + _SAME_S)
+                room_s = most_s - rest_s
                 cost_s, begin_s, preference, used_s, joined = _place(
-                    layout,
-                    plan,
-                    states,
-                    calls,
-                    depth,
-                    added,
-                    call,
-                    node,
-                    at,
-                    first,
-                    holds,
-                    price,
-                    wanted,
-                    most_s - rest_s,
+                    layout, plan, states, calls, depth, added, call, node, at, first, holds, price, wanted, room_s
                 )
                 bound_s = cost_s + rest_s + begin_s * later
                 if cost_s == np.inf or bound_s > most_s or begin_s < earliest_s or begin_s > latest_s:

@@ -75,6 +75,8 @@ class Host:
     """Inventories that it has not answered."""
     joined: bool = False
     """It has sent a hello, and was not lost since."""
+    misreports: bool = False
+    """Its inventory was false once, so GPUs of others may have been taken for an entry."""
 
     @property
     def hello(self) -> NodeJoined:
@@ -184,6 +186,8 @@ class History:
         for name, other in host.running.items():
             if set(other.numbers).isdisjoint(grant.numbers) or name not in self.newest or name in self.misplaced:
                 continue
+            if host.misreports and not self.dispatcher.cluster.nodes.present[host.name].numbers("gpus", name):
+                continue
             service = self.services_of.get(name, "")
             assert (*other.numbers, service) == (*grant.numbers, work.service or "alone"), "others have it"
             together += 1
@@ -223,12 +227,14 @@ class History:
         for name, one in host.running.items():
             numbers = one.numbers
             if not honest and free >= 0 and rng.random() < 0.3:
+                host.misreports = True
                 self.misplaced.add(name)
                 numbers = rng.choice([(), tuple(range(len(numbers))), tuple(reversed(numbers)), (host.gpus,), (0, 2)])
             held[name] = HeldGrant(
                 one.stage, one.attempt, 0.5, one.units, service=self.services_of.get(name, ""), numbers=numbers
             )
         if not honest and free > 0 and rng.random() < 0.5:
+            host.misreports = True
             self.made += 1
             units = rng.randint(1, free)
             numbers = tuple(rng.sample(range(host.gpus), units)) if rng.random() < 0.7 else tuple(range(units))

@@ -19,7 +19,7 @@ def main() -> None:
         one.pid
         for one in psutil.process_iter(["cmdline", "environ"])
         if engine in (one.info["cmdline"] or [])
-        and one.pid != os.getpid()
+        and sys.argv[0] not in one.info["cmdline"]  # a hook, perhaps of a manager that was killed a moment ago
         and {*map(str, given["gpus"])} & {*(one.info["environ"] or {}).get("CUDA_VISIBLE_DEVICES", "0,1").split(",")}
     ]
     with (folder / "calls").open("a") as calls:

@@ -18,7 +18,7 @@ LEAST_S: Final = 1e-6
 """Least wait for what is used: its end is never now."""
 _SAME_GB: Final = 1e-6
 _BELOW: Final = 1.0 - 2.0**-48
-"""Factor that makes a bound lower than the cost for any rounding of the two."""
+"""Factor that makes a bound lower than the cost despite the rounding of both."""
 
 SERVICE, NODE, FIRST, SIZE = range(4)
 GB, EVICT_S = range(2)

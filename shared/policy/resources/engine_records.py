@@ -13,7 +13,6 @@ from shared.policy.model.chunks import SIZES, Chunk, ServedModel
 MOST_SLOTS: Final = 8
 """Most slots of one engine that are listed: those that are free first."""
 
-GPU_COLUMNS: Final = 2
 USE_COLUMNS: Final = 4 + MOST_SLOTS
 ENGINE_COLUMNS: Final = 8
 ROW_COLUMNS: Final = 6
@@ -38,7 +37,9 @@ class EngineRecords(NamedTuple):
     free: int
     """GPUs that it may grant now; other free GPUs wait for the next end on it."""
     uses: int
+    """Uses in `values`."""
     rows: int
+    """Rows in `values`."""
     owned: int
     """GPUs that it owns."""
     busy: int

@@ -253,7 +253,7 @@ class PlainUnits:
         return ()
 
     def begins_s(self, _units: int, use: Use) -> float:
-        """Nothing has to be restored."""
+        """Return now: there is no restore."""
         return use.now
 
     def numbers(self, _holder: str) -> tuple[int, ...]:

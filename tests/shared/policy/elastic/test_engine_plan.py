@@ -282,7 +282,7 @@ def test_calls_join_an_engine_when_its_first_call_begins_and_not_before() -> Non
 
 @pytest.mark.parametrize(("last_end_s", "gpu"), [(8.0, 1), (10.0, 0)])
 def test_a_call_that_begins_when_all_others_have_ended_joins_none(last_end_s: float, gpu: int) -> None:
-    """It pays for slots that nobody else uses: 22, or 20 beside another call. A restore on the other GPU costs 21."""
+    """Its cost is 22 alone on the engine, 20 beside another call, and 21 with a restore on the other GPU."""
     engine = Engine((1, 0, 1), 45.0, 0.0, 0.0, (8.0, 8.0, last_end_s))
     node = Node((80.0, 80.0), (last_end_s, 0.0), (engine.key, None), (engine,), 1)
     place = on(node).append(planned(1, 8.0, concurrency=3)._replace(sharers=2), 1.5)

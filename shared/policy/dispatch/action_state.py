@@ -199,8 +199,9 @@ class ActionState:
         units, need = self.units if self.parked else self.work.units, self.request.need
         needs = need.begun_by(units) if self.begins and need is not None else units
         if self.work.service and len(self.work.amounts) > 1 and not self.parked:  # each degree is an engine of its own
-            amounts = [{**needs, self.resource: amount} for amount in self.work.amounts]
-            return any(node.could_ever(self.work.kind, each, self.use()) for each in amounts)
+            use = self.use()
+            each = ({**needs, self.resource: amount} for amount in self.work.amounts)
+            return any(node.could_ever(self.work.kind, units, use) for units in each)
         return node.could_ever(self.work.kind, needs, self.use())
 
     @property

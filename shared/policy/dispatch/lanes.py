@@ -137,6 +137,8 @@ class Lanes:
 
 def behind_head(lane: Lane) -> Iterator[str]:
     """Yield the actions behind the head of a lane, `BACKFILL_DEPTH` at most."""
+    if len(lane.queue) < 2:
+        return
     for depth, name in enumerate(lane.queue.mixed()):
         if depth > BACKFILL_DEPTH:
             return

@@ -199,11 +199,11 @@ def is_possible(cluster: ClusterState, pool: Pool, lane: Lane, action: ActionSta
     """Return whether a node of the lane could run the action if it were empty. O(1); O(nodes) for the first of its sort
     after the nodes have changed.
     """
-    if (nodes := _scanned(cluster, pool, lane)) is not None:
+    work, need = action.work, action.request.need
+    if (nodes := _scanned(cluster, pool, lane)) is not None and (lane.node or not work.service):
         return any(action.could_run_on(node) for node in nodes)
-    need = action.request.need
     begun = need.kind if action.begins and need else ""
-    sort = (pool.node_class, action.work.kind, tuple(action.needs.items()), begun, action.work.service)
+    sort = (pool.node_class, work.kind, tuple(action.needs.items()), begun, work.service, work.amounts)
     known = cluster.nodes.possible.get(sort)
     if known is None:
         known = any(action.could_run_on(node) for node in cluster.nodes.of(pool))

@@ -31,7 +31,7 @@ class Nodes:
     """Name -> node."""
     rankings: Rankings = field(init=False)
     possible: dict[Hashable, bool] = field(default_factory=dict)
-    """Sort of work -> some node could run it; valid until the set of nodes or their kinds change."""
+    """Sort of work -> some node could run it; valid until the nodes, their kinds or their model services change."""
     _lost: dict[str, Node] = field(default_factory=dict)
     """Lost nodes with inventory requests unanswered; the newest incarnation of each name."""
     _by_class: dict[str, list[Node]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from shared.policy.model.elasticity import Elasticity
 from shared.policy.order.estimates import Durations
 
 _MOST_SHAPES: Final = 4096
-"""Most shapes (durations of one single-unit second on each amount) that are remembered."""
+"""Most shapes (durations of one single-unit second on each amount) that are remembered, and most scaled ones."""
 _CHANGE: Final = 0.05
 """Relative change of a kind's duration below which computed durations are kept."""
 
@@ -24,6 +24,8 @@ class StageDurations:
 
     learned: Durations = field(default_factory=Durations)
     _shapes: dict[tuple[Elasticity | None, tuple[int, ...]], Scalable] = field(default_factory=dict)
+    _declared: dict[tuple[Elasticity | None, tuple[int, ...], float, float], Scalable] = field(default_factory=dict)
+    """Scaled shapes of declared durations and timeouts: actions of one task have the same."""
 
     def expect(self, action: ActionState, units: int | None = None) -> float:
         """Expected seconds on this many units of its pool's resource; None: on the fewest.
@@ -67,8 +69,10 @@ class StageDurations:
         """
         if not action.scales:
             return None
-        if action.scalable is not None and action.work.duration_s is not None:
-            return action.scalable  # the declared duration does not change
+        if action.work.duration_s is not None:  # it does not change
+            if action.scalable is None:
+                action.scalable = self._scaled_declared(action, action.work.duration_s)
+            return action.scalable
         single_s = self.single(action)
         return None if single_s is None else self._scaled(action, single_s)
 
@@ -78,6 +82,16 @@ class StageDurations:
         if action.scales and elasticity is not None:
             seconds = elasticity.single(seconds, action.granted_units)
         self.learned.learn(action.duration_key, seconds)
+
+    def _scaled_declared(self, action: ActionState, single_s: float) -> Scalable:
+        work = action.work
+        key = (work.elasticity, work.amounts, single_s, work.timeout_s)
+        known = self._declared.get(key)
+        if known is None:
+            if len(self._declared) >= _MOST_SHAPES:
+                self._declared.clear()
+            known = self._declared[key] = self._shape(action).times(single_s, work.timeout_s)
+        return known
 
     def _scaled(self, action: ActionState, single_s: float) -> Scalable:
         known, shape, timeout_s = action.scalable, self._shape(action), action.work.timeout_s

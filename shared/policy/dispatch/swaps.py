@@ -44,6 +44,10 @@ class Swaps:
         return True
 
     def _is_someones_turn(self, node: Node, action: ActionState) -> bool:
-        begun_s, waiting = self.now - self.cluster.swap_wait_s, self.cluster.queues.pool(action.work.pool).services
+        begun_s, own = self.now - self.cluster.swap_wait_s, action.work.service
+        waiting = self.cluster.queues.pool(action.work.pool).services
+        others = waiting.keys() if waiting.get(own, 0) > 1 else waiting.keys() - {own}
+        if not others:
+            return False
         evicted = node.resources[action.resource].evicts(action.granted_units, action.use())
-        return any(since_s > begun_s and service in waiting for service, since_s in evicted)
+        return any(since_s > begun_s and service in others for service, since_s in evicted)

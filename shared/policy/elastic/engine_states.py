@@ -133,20 +133,24 @@ def _recent_rows(rows, count):  # type: ignore[no-untyped-def]
     """Rows of an `EngineTable` that are used, in the order of their last grants; of equal ones the last chunk first."""
     ordered, found = np.empty(count, np.int64), 0
     for row in range(len(rows) // ENGINE_COLUMNS):
-        one = rows[row * ENGINE_COLUMNS : (row + 1) * ENGINE_COLUMNS]
-        if one[ENGINE_SIZE] > 0.0:
+        if rows[row * ENGINE_COLUMNS + ENGINE_SIZE] > 0.0:
             to = found
-            while to > 0:
-                other = rows[ordered[to - 1] * ENGINE_COLUMNS : (ordered[to - 1] + 1) * ENGINE_COLUMNS]
-                if (other[ENGINE_USED_S], other[ENGINE_FIRST], other[ENGINE_SIZE]) >= (
-                    one[ENGINE_USED_S], one[ENGINE_FIRST], one[ENGINE_SIZE],
-                ):  # fmt: skip
-                    break
+            while to > 0 and _is_before(rows, row, ordered[to - 1]):
                 ordered[to] = ordered[to - 1]
                 to -= 1
             ordered[to] = row
             found += 1
     return ordered
+
+
+@compiled
+def _is_before(rows, one, other):  # type: ignore[no-untyped-def]
+    one, other = one * ENGINE_COLUMNS, other * ENGINE_COLUMNS
+    if rows[one + ENGINE_USED_S] != rows[other + ENGINE_USED_S]:
+        return rows[one + ENGINE_USED_S] > rows[other + ENGINE_USED_S]
+    if rows[one + ENGINE_FIRST] != rows[other + ENGINE_FIRST]:
+        return rows[one + ENGINE_FIRST] > rows[other + ENGINE_FIRST]
+    return rows[one + ENGINE_SIZE] > rows[other + ENGINE_SIZE]
 
 
 @compiled

@@ -187,11 +187,10 @@ class Chunks:
         if not units:
             return
         assert holder not in self._held.keys() | self._beyond.keys(), f"{holder} has GPUs already"
-        if use.numbers:
+        choice = self.choose(units, use.service, use.numbers)
+        chunk = None if choice is None else choice.chunk
+        if chunk is None and use.numbers:  # it is there, even if it could not be granted there now
             chunk = self._reported(units, use.service, use.numbers)
-        else:
-            choice = self.choose(units, use.service)
-            chunk = None if choice is None else choice.chunk
         self._cache.clear()
         if chunk is None:
             self._beyond[holder] = units

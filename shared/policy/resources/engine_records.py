@@ -17,6 +17,8 @@ USE_COLUMNS: Final = 4 + MOST_SLOTS
 ENGINE_COLUMNS: Final = 8
 ROW_COLUMNS: Final = 6
 
+_NO_ENGINE: Final = (0.0,) * ROW_COLUMNS
+
 Floats = NDArray[np.float64]
 
 
@@ -82,8 +84,8 @@ class EngineTable:
         """Return the row of an engine; -1: it is not resident."""
         return self._rows.get((service, chunk), -1)
 
-    def add(self, service: str, chunk: Chunk, one: ServedModel | None) -> None:
-        """Add an engine without times. Cost: O(1), amortized."""
+    def add(self, service: str, chunk: Chunk, one: ServedModel | None, since_s: float, used_s: float) -> None:
+        """Add an engine. Cost: O(1), amortized."""
         if not self._spare:
             count = self.rows
             self._values = np.concatenate((self._values, np.zeros((count + 8, ENGINE_COLUMNS))))
@@ -93,7 +95,7 @@ class EngineTable:
         slots, gb, evict_s = (
             (1, 0.0, 0.0) if one is None else (one.concurrency, one.gb(size), one.evict_s.get(size, 0.0))
         )
-        self._values[row] = number_of(service), chunk.first, size, gb, evict_s, slots, 0.0, 0.0
+        self._values[row] = number_of(service), chunk.first, size, gb, evict_s, slots, since_s, used_s
 
     def set_times(self, service: str, chunk: Chunk, since_s: float, used_s: float) -> None:
         """Set the expected end of an engine's restore, and its last grant."""
@@ -116,12 +118,12 @@ def service_row(one: ServedModel | None) -> Floats:
     engine; seconds of its restore; its memory on each GPU; chunks where it is quarantined, as bits by `first // size`;
     most holders; seconds of its eviction.
     """
-    row = np.zeros((len(SIZES), ROW_COLUMNS))
-    if one is None:
-        return row
-    for at, size in enumerate(SIZES):
-        if size in one.degrees:
-            bits = sum(1 << chunk.first // size for chunk in one.unusable if chunk.size == size)
-            restore_s, evict_s = one.restore_s.get(size, 0.0), one.evict_s.get(size, 0.0)
-            row[at] = 1.0, restore_s, one.gb(size), bits, one.concurrency, evict_s
-    return row
+    row = list[float]()
+    for size in SIZES:
+        if one is None or size not in one.degrees:
+            row += _NO_ENGINE
+            continue
+        bits = sum([1 << chunk.first // size for chunk in one.unusable if chunk.size == size]) if one.unusable else 0
+        restore_s, evict_s = one.restore_s.get(size, 0.0), one.evict_s.get(size, 0.0)
+        row += (1.0, restore_s, one.gb(size), bits, one.concurrency, evict_s)
+    return np.array(row, np.float64).reshape(len(SIZES), ROW_COLUMNS)

@@ -168,34 +168,35 @@ class ModelResidency:
 
     def _leaving(self, chunk: Chunk, service: str) -> list[tuple[Chunk, str]]:
         """Engines that leave: those that were used most recently stay, as far as memory suffices."""
-        needed_gb = self._gb(service, chunk)
+        first, size = chunk
         beside: dict[tuple[Chunk, str], float] = {}
-        for gpu in chunk.gpus:
+        for gpu in range(first, first + size):
             beside |= self._on.get(gpu, {})
-        room = {gpu: self._memory_gb(gpu) - needed_gb + ROUNDING_GB for gpu in chunk.gpus}
+        if not beside:
+            return []
+        needed_gb = self._gb(service, chunk) - ROUNDING_GB
+        room = [self._memory_gb(gpu) - needed_gb for gpu in range(first, first + size)]
         leave = list[tuple[Chunk, str]]()
-        for _, other, name in sorted(
-            ((self._held[name][other].used_s, other, name) for other, name in beside), reverse=True
-        ):
-            gb, shared = beside[other, name], [gpu for gpu in other.gpus if gpu in room]
-            if all(room[gpu] >= gb for gpu in shared):
-                for gpu in shared:
-                    room[gpu] -= gb
+        for _, other, name in sorted([(self._held[name][other].used_s, other, name) for other, name in beside])[::-1]:
+            gb, begin, end = beside[other, name], max(other.first - first, 0), other.first - first + other.size
+            if min(room[begin:end]) >= gb:
+                room[begin:end] = [one - gb for one in room[begin:end]]
             else:
                 leave.append((other, name))
         return leave
 
     def _hold(self, chunk: Chunk, service: str, times: Held) -> None:
         held = self._held.setdefault(service, {})
-        if chunk not in held:
-            self.table.add(service, chunk, self.served.get(service))
+        if chunk in held:
+            self.table.set_times(service, chunk, *times)
+        else:
+            self.table.add(service, chunk, self.served.get(service), *times)
             gb, free = self._gb(service, chunk), self._free_gb
             for gpu in chunk.gpus:
                 self._on.setdefault(gpu, {})[chunk, service] = gb
                 if gpu < len(free):
                     free[gpu] -= gb
         held[chunk] = times
-        self.table.set_times(service, chunk, *times)
 
     def _drop(self, chunk: Chunk, service: str) -> None:
         held = self._held[service]

@@ -356,6 +356,28 @@ def test_a_gpu_does_not_wait_for_work_that_cannot_start() -> None:
     assert [one.action for one in cluster.end("a")] == ["b"]
 
 
+def test_a_call_does_not_wait_for_the_turn_of_its_own_service() -> None:
+    """It would evict an engine of another degree, and no other work of the pool waits for that engine."""
+    cluster = Cluster(("a",), 2, {"A": served(1, 2), "B": served(at=[Chunk(1, 1)])})
+    cluster.join()
+    assert [one.numbers for one in cluster.submit("a", use("A", duration_s=1.0))] == [(0,)]
+    assert [one.numbers for one in cluster.submit("plain", use("", duration_s=1.0))] == [(1,)]
+    cluster.submit("wide", use("A", 2, duration_s=1.0))
+    cluster.submit("b", use("B", duration_s=30.0))
+    assert cluster.end("plain") == []
+    assert [one.action for one in cluster.end("a")] == ["wide"]
+
+
+def test_a_degree_without_an_engine_does_not_set_elastic_calls_of_its_service_aside() -> None:
+    unusable = frozenset(Chunk(first, 1) for first in range(4))
+    cluster = Cluster(("a",), 4, {"A": ServedModel((1, 2), 1, 10.0, unusable=unusable)})
+    cluster.join()
+    one = use("A", 1, duration_s=8.0)
+    assert cluster.submit("rigid", one) == []
+    elastic = replace(one, amounts=(1, 2), elasticity=Elasticity("power", exponent=1.0))
+    assert [len(grant.numbers) for grant in cluster.submit("elastic", elastic)] == [2]
+
+
 def test_amounts_without_an_engine_are_not_chosen() -> None:
     """Degrees that the service lacks, or whose chunk is quarantined, are no choices of the elastic rule."""
     unusable = frozenset({Chunk(0, 4), Chunk(4, 4)})

@@ -14,7 +14,7 @@ from the set of free GPUs. Laws (tests/shared/policy/resources/test_chunks.py):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served
@@ -250,11 +250,12 @@ class Chunks:
         choice = self.choose(units, use.service, use.numbers)
         return tuple(choice.chunk.gpus) if choice is not None and choice.restores else ()
 
-    def evicts(self, units: int, use: Use) -> Iterator[tuple[str, float]]:
+    def evicts(self, units: int, use: Use, among: Collection[str]) -> Iterator[tuple[str, float]]:
         """Yield the services that leave the chunk that a holder would get; see `ModelResidency.leaving`."""
         choice = self.choose(units, use.service, use.numbers)
-        if choice is not None and choice.restores:
-            yield from self.models.leaving(choice.chunk, use.service)
+        if choice is not None and choice.restores and any(map(self.models.chunks_of, among)):
+            leaving = self.models.leaving(choice.chunk, use.service)
+            yield from ((name, since_s) for name, since_s in leaving if name in among)
 
     def begins_s(self, units: int, use: Use) -> float:
         """Return the time at which a holder would execute: after evictions and the restore of its service."""

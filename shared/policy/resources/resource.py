@@ -9,7 +9,7 @@ else in the policy knows a resource by its name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -139,9 +139,9 @@ class Resource(Protocol):
         else nothing.
         """
 
-    def evicts(self, units: int, use: Use) -> Iterable[tuple[str, float]]:
-        """Return the model services that would have to leave for a holder now, each with the time since which it has
-        had the units.
+    def evicts(self, units: int, use: Use, among: Collection[str]) -> Iterable[tuple[str, float]]:
+        """Return the model services that would have to leave for a holder now, of those in `among`. Each with the time
+        since which it has had the units.
         """
 
     def begins_s(self, units: int, use: Use) -> float:
@@ -248,7 +248,7 @@ class PlainUnits:
         """Return nothing."""
         return ()
 
-    def evicts(self, _units: int, _use: Use) -> Iterable[tuple[str, float]]:
+    def evicts(self, _units: int, _use: Use, _among: Collection[str]) -> Iterable[tuple[str, float]]:
         """Return nothing."""
         return ()
 

@@ -21,6 +21,7 @@ from treadle.lab.bench.closed_loop import Round, closed_loop, median_round, perc
 from treadle.lab.bench.figures import BenchFigure, at_least, at_most, figure
 from treadle.lab.bench.killed_callers import killed_callers, serving
 from treadle.lab.bench.light_http import LightHttp
+from treadle.lab.bench.machine_gaps import machine_gaps
 from treadle.lab.bench.mesh import BenchMesh, client
 
 CALLERS: Final = 200
@@ -110,7 +111,7 @@ async def _cost(bench: Bench) -> list[BenchFigure]:
         bench.log(f"  {full.rate:,.0f} acquires/s at saturation")
         bound = at_most(one.p99_s * 1e3 + MARGIN_MS, f"one action, one caller: p99 {one.p99_s * 1e3:.1f} ms")
         loads = [(QUIET_RATE, "quiet", bound), (HALF_RATE, "half", bound), (full.rate * LOAD, "loaded", bound)]
-        latencies: list[BenchFigure] = []
+        latencies = await machine_gaps("quota.machine", sizes.seconds)
         await _record_stalls(bench.mesh)
         for rate, name, target in loads:
             rounds = [await _paced(leases, rate, sizes.seconds) for _ in range(sizes.rounds)]

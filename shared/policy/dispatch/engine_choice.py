@@ -28,12 +28,14 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.lanes import behind_head
 from shared.policy.dispatch.node_choice import places
+from shared.policy.elastic import engine_states as of
 from shared.policy.elastic.engine_plan import MOST_PLANNED, EnginePlan, PlannableCall, PlannedPlace
 from shared.policy.elastic.scheduling import Scalable, price
 from shared.policy.model.chunks import SIZES
 from shared.policy.resources.engine_records import ROW_COLUMNS, EngineRecords, Floats, number_of
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
+from shared.policy.resources.restore_credits import NO_CREDITS
 
 MOST_GPUS: Final = 16
 """Most GPUs of a pool on which several calls are planned together; on more, one by one."""
@@ -70,8 +72,10 @@ class LanePlan:
             rows = self._rows[service] = np.array(found).reshape(len(found), len(SIZES), ROW_COLUMNS)
         kind = action.work.kind
         accepted = [node.accepts(name, kind) and (not others or node.has_free(others)) for node in self.nodes]
-        sharers = cluster.queues.pool(action.work.pool).services.get(service, 1) or 1
-        made = PlannableCall(number_of(service), lasts_s, rows, np.array(accepted, np.bool_), sharers)
+        pool = cluster.queues.pool(action.work.pool)
+        sharers = pool.services.get(service, 1) or 1
+        credits_s = pool.restore_credits.of(service) if cluster.elastic.rule == "priced" else NO_CREDITS
+        made = PlannableCall(number_of(service), lasts_s, rows, np.array(accepted, np.bool_), sharers, credits_s)
         self._calls[name] = made
         return made
 
@@ -103,6 +107,8 @@ class EngineChoice:
     """Places of heads that have waited for long."""
     _plans: dict[tuple[str, str], LanePlan] = field(default_factory=dict)
     """By pool and lane."""
+    _planned_price: float = 0.0
+    """Price of a GPU-second in the plan of the last place."""
     _passed: set[str] = field(default_factory=set)
     """Actions that could not be granted at their place: later plans leave them out."""
 
@@ -130,7 +136,7 @@ class EngineChoice:
         while place is not None:
             if self._is_free(lane_plan, place, action):
                 action.units = {**action.work.units, action.resource: place.size}
-                action.reported = place.numbers
+                action.reported, self._planned_price = place.numbers, lane_plan.price
                 yield lane_plan.nodes[place.node]
             self._plans.pop((pool.name, lane.name), None)  # it does not know of a grant on another node
             tried.append(place.node)
@@ -138,6 +144,19 @@ class EngineChoice:
             accepted = call.accepted.copy()
             accepted[tried] = False
             place = lane_plan.plan.now_on(call._replace(accepted=accepted), lane_plan.price)
+
+    def granted(self, action: ActionState, node: Node) -> None:
+        """Note that an action is granted at its place, before it takes it."""
+        scaled, service = self.cluster.durations.scalable(action), action.work.service
+        if scaled is None or not action.reported or self.cluster.elastic.rule != "priced":
+            return
+        resource, size, costs = node.resources[action.resource], action.granted_units, dict[int, float]()
+        rows = dict(zip(SIZES, resource.service_row(service).tolist(), strict=True))
+        for other, seconds in zip(scaled.amounts, scaled.durations_s.tolist(), strict=True):
+            if (row := rows.get(other)) is not None and row[of.ROW_SERVED]:
+                costs[other] = seconds * (1.0 + self._planned_price * other / max(1.0, row[of.ROW_SLOTS]))
+        restores = bool(resource.restores_on(size, action.use()))
+        self.cluster.queues.pool(action.work.pool).restore_credits.granted(service, costs, size, restores=restores)
 
     def gave_up(self, pool: Pool, lane: Lane, action: ActionState) -> None:
         """Note that an action is not granted now. The next plan is made without one that was refused at its place."""

@@ -275,6 +275,8 @@ class SchedulingRound:
             action.expected_s = expected_s if fewest else cluster.durations.expect(action, action.granted_units)
         action.move("granted")
         action.attempt += 1
+        if action.scales and action.work.service:
+            self.engines.granted(action, node)
         cluster.assign(action, node, self.now, prefetched=prefetched)
         if begins:
             cluster.begin_environment(action, node, self.now)

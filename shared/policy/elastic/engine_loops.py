@@ -14,7 +14,7 @@ from shared.policy.elastic import engine_states as of
 from shared.policy.model.compiling import compiled
 from shared.policy.resources.engine_records import MOST_SLOTS, ROW_COLUMNS
 
-STATES: Final = "e0e54816afaf51b3"
+STATES: Final = "8d3c358d3cccc5ea"
 """Digest of `engine_states.py`; a test computes it."""
 MOST_OPTIONS: Final = 24
 """Most places that are tried for the next call of a plan."""
@@ -24,7 +24,7 @@ _SAME_S: Final = 1e-9
 
 
 @compiled
-def first_place(now, counts, values, service, lasts_s, rows, accepted, sharers, price, table):  # type: ignore[no-untyped-def]
+def first_place(now, counts, values, service, lasts_s, rows, accepted, sharers, credits_s, price, table):  # type: ignore[no-untyped-def]
     """Write the place where a call costs least if nothing else is planned. Returns 1; 0: it has none.
 
     Costs half as much as a new plan and `append`, because Python neither makes nor passes the arrays of a state.
@@ -48,6 +48,7 @@ def first_place(now, counts, values, service, lasts_s, rows, accepted, sharers, 
         rows.reshape((1, nodes, 4, ROW_COLUMNS)),
         accepted.reshape((1, nodes)),
         np.full(1, float(sharers)),
+        credits_s.reshape((1, 4)),
         np.zeros(1, np.int64),
     )
     return least(layout, plan, states, calls, _ZERO, price, np.inf, table)
@@ -246,7 +247,7 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
     swap_s, count, missed = 0.0, 0, 0
     if engine < 0:
         swap_s = row[of.ROW_RESTORE_S]
-        if begin_s + swap_s + last_s > most_s:
+        if begin_s + max(0.0, swap_s - calls.credits_s[call, at]) + last_s > most_s:
             return none  # evictions only add to that
         evict_s, count, missed = of.evict(
             layout, plan, states, depth, added, node, first, size, row[of.ROW_GB], wanted, np.bool_(False)
@@ -255,7 +256,9 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
         end_s = begin_s + swap_s + last_s
     else:
         end_s = max(begin_s, states.ready_s[depth, engine]) + last_s
-    cost_s = end_s + price * (idle_s + size * (swap_s / calls.sharers[call] + last_s / share))
+    swap_cost_s = swap_s * (1.0 + price * size / calls.sharers[call])
+    cost_s = end_s - swap_s + max(0.0, swap_cost_s - calls.credits_s[call, at])
+    cost_s += price * (idle_s + size * last_s / share)
     if cost_s > most_s:
         return none
     level = at

@@ -4,12 +4,12 @@ A state of the plan is that of the chunks: the time at which each GPU is free, a
 takes an aligned chunk of one of its degrees, so larger free blocks are split. Its engine is resident there afterwards,
 and engines without memory beside it have left. Law: the least sum over all calls of
 
-    end + price * (idle + GPUs * ((eviction + restore) / sharers + duration / slots))
+    end + price * (idle + GPUs * ((eviction + restore) / sharers + duration / slots)) - credit
 
 where `price` is what a GPU-second costs calls that are not in the plan, `idle` are the GPU-seconds for which free GPUs
 of the chunk wait for the others, and `sharers` are the waiting calls of the service. The slots of an engine share a
 duration: all of them if a call joins others, else as many as sharers. Restores and evictions are parts of `end`, where
-the state requires them.
+the state requires them. What they cost is reduced by the credit of the service for the degree (`restore_credits`).
 
 `search` builds plans in the order of begins and follows the lowest bound first, until no bound is below the best plan.
 This is exact, except in two cases: it has evaluated `most` places, or a step has more than `MOST_OPTIONS` places. A
@@ -31,6 +31,7 @@ from shared.policy.elastic import engine_loops as loops
 from shared.policy.elastic import engine_states as of
 from shared.policy.model.chunks import SIZES
 from shared.policy.resources.engine_records import MOST_SLOTS, ROW_COLUMNS, EngineRecords, Floats
+from shared.policy.resources.restore_credits import NO_CREDITS
 
 MOST_PLANNED: Final = 6
 """Most calls of a search."""
@@ -71,6 +72,8 @@ class PlannableCall(NamedTuple):
     """By node, whether it can run there."""
     sharers: int
     """Waiting calls of the service."""
+    credits_s: Floats
+    """By size, seconds of cost that earlier calls of its service have paid towards a restore (`restore_credits`)."""
 
 
 class _PlanState(NamedTuple):
@@ -179,7 +182,7 @@ class EnginePlan:
 def warm() -> None:
     """Compile the loops: seconds if nothing is cached on disk, else almost no time."""
     nothing = PlannableCall(
-        0, np.full(len(SIZES), np.inf), np.zeros((0, len(SIZES), ROW_COLUMNS)), np.zeros(0, bool), 1
+        0, np.full(len(SIZES), np.inf), np.zeros((0, len(SIZES), ROW_COLUMNS)), np.zeros(0, bool), 1, NO_CREDITS
     )
     plan = EnginePlan((), 0.0)
     plan.search([nothing, nothing], 0.0)
@@ -208,5 +211,6 @@ def _columns(calls: Sequence[PlannableCall]) -> of.Calls:
         np.array([one.rows for one in calls]),
         accepted,
         np.array([one.sharers for one in calls], np.float64),
+        np.array([one.credits_s for one in calls]),
         np.array(like, np.int64),
     )

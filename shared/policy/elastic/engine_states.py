@@ -87,6 +87,7 @@ class Calls(NamedTuple):
     rows: Floats
     accepted: Flags
     sharers: Floats
+    credits_s: Floats
     like: Counts
     """Number of the first call that is equal."""
 
@@ -244,5 +245,5 @@ def shortest_s(calls, call, node, at, resident, price):  # type: ignore[no-untyp
     row, last_s = calls.rows[call, node, at], calls.lasts_s[call, at]
     if row[ROW_SERVED] == 0.0 or not calls.accepted[call, node] or last_s == np.inf:
         return np.inf
-    restore_s = 0.0 if resident else row[ROW_RESTORE_S]
+    restore_s = 0.0 if resident else max(0.0, row[ROW_RESTORE_S] - calls.credits_s[call, at])
     return (restore_s + last_s * (1.0 + price * (1 << at) / max(1.0, row[ROW_SLOTS]))) * _BELOW

@@ -9,6 +9,7 @@ from typing import Literal
 from shared.policy.order.tenants import FairQueue
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.quota_demand import QuotaDemand
+from shared.policy.resources.restore_credits import RestoreCredits
 
 ZeroQueue = Literal["off", "on", "blocked"]
 """Rule that applies while no planner is alive. `blocked`: it is on, and the head of the queue does not fit."""
@@ -113,6 +114,8 @@ class Pool(Lane):
     """Waiting work that takes quotas. It is in neither demand before it is granted."""
     services: dict[str, int] = field(default_factory=dict)
     """Model service -> waiting actions that use it."""
+    restore_credits: RestoreCredits = field(default_factory=RestoreCredits)
+    """What calls of its model services have paid towards restores."""
 
     def __post_init__(self) -> None:
         self.resource, _, self.node_class = self.name.partition("@")

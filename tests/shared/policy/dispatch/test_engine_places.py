@@ -19,7 +19,7 @@ from shared.policy.dispatch.stimuli import (
     TickPassed,
 )
 from shared.policy.elastic.scheduling import ElasticRules
-from shared.policy.model.chunks import ServedModel
+from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Grant, Work
 from shared.policy.model.reports import Ended
@@ -182,3 +182,46 @@ def test_an_old_call_is_not_overtaken_by_a_stream_that_is_not_planned() -> None:
         cluster.submit(call("B", 1, duration_s=3.0))
         cluster.go_to(since_s + 0.5 * (number + 1))
     assert cluster.begun_s[old] - since_s <= cluster.dispatcher.config.swap_wait_s + 3.0
+
+
+def degrees_of_single_calls(cluster: Cluster, count: int) -> list[int]:
+    """Return the degrees of calls of one service that come one after the other."""
+    found = []
+    for _ in range(count):
+        (granted,) = cluster.submit(call("A", 1, 4, duration_s=8.0))
+        found.append(granted.units["gpus"])
+        cluster.go_to(cluster.now + 60.0)
+    return found
+
+
+def test_calls_pay_for_a_better_engine_that_none_would_restore_alone() -> None:
+    """With four GPUs a call takes 2.6 s instead of 8, and a restore takes 12: it pays off after a few calls."""
+    served = {"A": ServedModel((1, 4), 1, 60.0, frozenset({Chunk(0, 1)}), restore_s={1: 12.0, 4: 12.0})}
+    cluster = Cluster()
+    cluster.join("a", 8, served)
+    degrees = degrees_of_single_calls(cluster, 8)
+    few = degrees.index(4)
+    assert 2 <= few <= 4, degrees
+    assert degrees == [1] * few + [4] * (8 - few), "nothing is restored again"
+
+
+def test_without_later_calls_there_are_no_credits() -> None:
+    served = {"A": ServedModel((1, 4), 1, 60.0, frozenset({Chunk(0, 1)}), restore_s={1: 12.0, 4: 12.0})}
+    cluster = Cluster("paper")
+    cluster.join("a", 8, served)
+    assert degrees_of_single_calls(cluster, 8) == [1] * 8, "the rule of the paper considers only calls that wait"
+
+
+def test_credits_are_no_reason_to_wait() -> None:
+    """A degree that no chunk of the node can have collects credits, and the calls go on where they are."""
+    unusable = frozenset({Chunk(0, 4), Chunk(4, 4)})
+    served = {"A": ServedModel((1, 4), 1, 60.0, frozenset({Chunk(0, 1)}), unusable, restore_s={1: 12.0, 4: 12.0})}
+    cluster = Cluster()
+    cluster.join("a", 8, served)
+    assert degrees_of_single_calls(cluster, 12) == [1] * 12
+
+
+def test_degrees_beyond_a_chunk_are_not_counted() -> None:
+    cluster = Cluster()
+    cluster.join("a", 8, {"A": ServedModel((1, 2), 1, 60.0)})
+    assert len(cluster.submit(call("A", 1, 2, 16, duration_s=4.0))) == 1

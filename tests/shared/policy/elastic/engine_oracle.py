@@ -15,6 +15,7 @@ from shared.policy.elastic.engine_loops import MOST_OPTIONS
 from shared.policy.elastic.engine_plan import MOST_PLANNED, EnginePlan, PlannableCall, PlannedPlace
 from shared.policy.model.chunks import SIZES, Chunk, ServedModel
 from shared.policy.resources.engine_records import ENGINE_COLUMNS, MOST_SLOTS, USE_COLUMNS, EngineRecords, service_row
+from shared.policy.resources.restore_credits import NO_CREDITS
 
 Key = tuple[int, int, int]
 """Service, first GPU and size of an engine."""
@@ -63,13 +64,13 @@ def options(state: State, call: PlannableCall, price: float) -> Iterator[Option]
     for index, node in enumerate(state):
         if not call.accepted[index]:
             continue
-        for size, lasts_s, row in zip(SIZES, call.lasts_s, call.rows[index], strict=True):
+        for size, lasts_s, credit_s, row in zip(SIZES, call.lasts_s, call.credits_s, call.rows[index], strict=True):
             allowed, restore_s, gb, unusable, slots, evict_s = map(float, row)
             for first in range(0, len(node.gb) - size + 1, size):
                 if not allowed or math.isinf(lasts_s) or int(unusable) >> first // size & 1:
                     continue
                 new = Engine((call.service, first, size), gb, evict_s, 0.0, (0.0,) * int(slots))
-                found = _take(node, new, restore_s, float(lasts_s), call.sharers, price)
+                found = _take(node, new, restore_s, float(lasts_s), call.sharers, price, float(credit_s))
                 if found:
                     begin_s, end_s, cost, after = found
                     place = PlannedPlace(begin_s, index, first, size)
@@ -77,7 +78,7 @@ def options(state: State, call: PlannableCall, price: float) -> Iterator[Option]
 
 
 def _take(
-    node: Node, new: Engine, restore_s: float, lasts_s: float, sharers: int, price: float
+    node: Node, new: Engine, restore_s: float, lasts_s: float, sharers: int, price: float, credit_s: float
 ) -> tuple[float, float, float, Node] | None:
     """Return begin, end, cost and the state afterwards, if the engine can run a call."""
     _, first, size = new.key
@@ -108,6 +109,7 @@ def _take(
     end_s = ready_s + lasts_s
     shared = min(len(new.slots), sharers)
     cost = end_s + price * (idle + size * (loads_s / sharers + lasts_s / shared))
+    cost -= min(credit_s, loads_s + price * size * loads_s / sharers)
     used = new._replace(ready_s=ready_s, slots=(end_s, *[begin_s] * (len(new.slots) - 1)))
     return begin_s, end_s, cost, _used(node, used, others, end_s, grantable)
 
@@ -244,10 +246,13 @@ def random_case(seed: int, late: float = 0.0) -> Case:
         rows = np.array([service_row(models[service]) for models in served])
         accepted = np.array([rng.random() < 0.85 for _ in state])
         calls.append(
-            rng.choice(calls) if calls and rng.random() < 0.2 else PlannableCall(service, lasts_s, rows, accepted, 0)
+            rng.choice(calls)
+            if calls and rng.random() < 0.2
+            else PlannableCall(service, lasts_s, rows, accepted, 0, NO_CREDITS)
         )
     waiting = {service: sum(one.service == service for one in calls) + rng.randint(0, 2) for service in services}
-    calls = [one._replace(sharers=waiting[one.service]) for one in calls]
+    paid = {service: np.array([rng.choice([0.0, 0.0, 1.5, 8.0, 40.0]) for _ in SIZES]) for service in services}
+    calls = [one._replace(sharers=waiting[one.service], credits_s=paid[one.service]) for one in calls]
     records = [recorded(node, now, rng, late) for node in state]
     return Case(seed, now, records, calls, tuple(state), rng.choice([0.0, 0.25, 1.5]))
 

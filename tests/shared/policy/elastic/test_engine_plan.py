@@ -17,6 +17,7 @@ from shared.policy.elastic import engine_plan
 from shared.policy.elastic.engine_plan import MOST_ADDED, EnginePlan, PlannableCall, PlannedPlace
 from shared.policy.model.chunks import SIZES, ServedModel
 from shared.policy.resources.engine_records import service_row
+from shared.policy.resources.restore_credits import NO_CREDITS
 from tests.shared.policy.elastic.engine_oracle import (
     Case,
     Engine,
@@ -244,7 +245,7 @@ def planned(service: int, last_s: float, concurrency: int = 1, gb: float = 45.0,
     """Return a call that uses one GPU, whose restore takes 4 seconds."""
     model = ServedModel((1,), concurrency, awake_gb=gb, restore_s={1: 4.0}, evict_s={1: evict_s})
     lasts_s = np.array([last_s, *[math.inf] * 3])
-    return PlannableCall(service, lasts_s, np.array([service_row(model)]), np.array([True]), 1)
+    return PlannableCall(service, lasts_s, np.array([service_row(model)]), np.array([True]), 1, NO_CREDITS)
 
 
 def on(node: Node, overdue: float = 0.0) -> EnginePlan:

@@ -1,0 +1,60 @@
+"""Credits of model services towards restores at other degrees: the ski-rental rule (Karlin et al., Algorithmica 1988).
+
+A restore serves later calls too, but a plan lets those that wait now pay for it alone. Without credits, a service with
+slow restores keeps its first engine, whatever its degree. Rule: what calls have lost because they did not have another
+degree is a credit of that degree. A plan takes it off the cost of a restore there. Calls pay rent for the present
+engine, until the rent has reached the price of another one. Laws (test_restore_credits.py):
+  - a credit is the largest sum of losses of the latest calls, of as many as one likes, since the last restore at its
+    degree; at least 0. So a degree that was better only sometimes has a small one;
+  - a restore spends the credit of its degree. So all that plans take off is at most what calls have lost before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from shared.policy.model.chunks import SIZES
+from shared.policy.resources.engine_records import Floats
+
+MOST_SERVICES: Final = 4096
+"""Most services with credits; beyond it all are forgotten."""
+NO_CREDITS: Final = np.zeros(len(SIZES))
+_AT: Final = {size: at for at, size in enumerate(SIZES)}
+
+
+@dataclass(slots=True)
+class RestoreCredits:
+    """Credits of the services of one pool."""
+
+    _credits: dict[str, list[float]] = field(default_factory=dict)
+    """Service -> by `SIZES`, seconds of cost."""
+
+    def of(self, service: str) -> Floats:
+        """Return the credits of a service by `SIZES`, in seconds of cost."""
+        known = self._credits.get(service)
+        return NO_CREDITS if known is None else np.array(known)
+
+    def granted(self, service: str, costs: Mapping[int, float], size: int, *, restores: bool) -> None:
+        """Note a call that was granted. O(degrees).
+
+        Args:
+            service: its model service.
+            costs: size of a chunk -> seconds of cost of the call there, without a restore and without waiting.
+            size: of its chunk.
+            restores: its service is restored there.
+        """
+        known = self._credits.get(service)
+        if known is None:
+            if len(self._credits) >= MOST_SERVICES:
+                self._credits.clear()
+            known = self._credits[service] = [0.0] * len(SIZES)
+        paid = costs[size]
+        for other, cost in costs.items():
+            at = _AT[other]
+            known[at] = max(0.0, known[at] + paid - cost)
+        if restores:
+            known[_AT[size]] = 0.0

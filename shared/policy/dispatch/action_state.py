@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shared.policy.elastic.scheduling import Scalable
@@ -188,21 +188,32 @@ class ActionState:
     @property
     def needs(self) -> Mapping[str, int]:
         """Units a node must have free for it; if it begins an environment, with what the environment will hold."""
+        return self.needs_of(self.units)
+
+    def needs_of(self, units: Mapping[str, int]) -> Mapping[str, int]:
+        """Return what `needs` would be with these units."""
         need = self.request.need
-        return need.begun_by(self.units) if self.begins and need is not None else self.units
+        return need.begun_by(units) if self.begins and need is not None else units
 
     def could_run_on(self, node: Node) -> bool:
         """Return whether the node could run it if it were empty and owned all its units."""
+        return any(self.could_have(node, units) for units in self.choices())
+
+    def could_have(self, node: Node, units: Mapping[str, int]) -> bool:
+        """Return whether the node could run it with these units if it were empty and owned all its units."""
         need = self.request.need
         if self.begins and need is not None and need.kind not in node.kinds:
             return False
-        units, need = self.units if self.parked else self.work.units, self.request.need
-        needs = need.begun_by(units) if self.begins and need is not None else units
-        if self.work.service and len(self.work.amounts) > 1 and not self.parked:  # each degree is an engine of its own
-            use = self.use()
-            each = ({**needs, self.resource: amount} for amount in self.work.amounts)
-            return any(node.could_ever(self.work.kind, units, use) for units in each)
-        return node.could_ever(self.work.kind, needs, self.use())
+        return node.could_ever(self.work.kind, self.needs_of(units), self.use())
+
+    def choices(self) -> Iterator[Mapping[str, int]]:
+        """Yield units with which it can start, the fewest first: those of each degree of a model service, because each
+        degree is an engine of its own; else the fewest, or those that it had if it is parked.
+        """
+        yield self.units if self.parked else self.work.units
+        if self.scales and self.work.service and not self.parked:
+            for amount in self.work.amounts[1:]:
+                yield {**self.work.units, self.resource: amount}
 
     @property
     def is_last(self) -> bool:

@@ -13,12 +13,14 @@ Laws:
     does not contain starts on that node only if it is predicted to end before, with its evictions and its restore;
   - if nothing behind it was granted, it waits for busy engines only. Each end on them is a new plan, and a predicted
     end that is overdue moves away by as much as it is overdue, until another place costs less;
+  - a call of unknown duration, or without an elastic rule, is not planned. It gets the fewest GPUs on which a node of
+    its lane could run it, and a head that waits reserves as many;
   - a plan lasts for one round, and knows no grants of other lanes: a place is checked before it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -27,7 +29,7 @@ import numpy as np
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.lanes import behind_head
-from shared.policy.dispatch.node_choice import places
+from shared.policy.dispatch.node_choice import fewest_units, places
 from shared.policy.elastic import engine_states as of
 from shared.policy.elastic.engine_plan import MOST_PLANNED, EnginePlan, PlannableCall, PlannedPlace
 from shared.policy.elastic.scheduling import Scalable, price
@@ -118,6 +120,7 @@ class EngineChoice:
         """
         scaled = self.cluster.durations.scalable(action)
         if scaled is None or self.cluster.elastic.rule is None:
+            action.units = self._fewest(pool, lane, action)
             yield from places(self.cluster, pool, lane, action, self.now)
             return
         nodes, reserves = self.cluster.nodes.of(pool, lane), self._reserves(lane, action)
@@ -163,7 +166,12 @@ class EngineChoice:
         if action.reported:
             self._passed.add(action.request.id)
             self._plans.pop((pool.name, lane.name), None)
-        action.units, action.reported = action.work.units, ()
+        action.reported = ()
+        action.units = self._fewest(pool, lane, action)  # those that it reserves, if it is a head
+
+    def _fewest(self, pool: Pool, lane: Lane, action: ActionState) -> Mapping[str, int]:
+        """Return the units of the fewest degree that a node of the lane could run."""
+        return fewest_units(self.cluster, pool, lane, action) or action.work.units
 
     def _placed(
         self, pool: Pool, lane: Lane, action: ActionState, scaled: Scalable

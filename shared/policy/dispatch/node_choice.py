@@ -199,14 +199,25 @@ def is_possible(cluster: ClusterState, pool: Pool, lane: Lane, action: ActionSta
     """Return whether a node of the lane could run the action if it were empty. O(1); O(nodes) for the first of its sort
     after the nodes have changed.
     """
+    return fewest_units(cluster, pool, lane, action) is not None
+
+
+def fewest_units(cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState) -> Mapping[str, int] | None:
+    """Return the fewest units with which a node of the lane could run the action if it were empty; None: no node could.
+    Cost as `is_possible`, for each degree.
+    """
+    return next((units for units in action.choices() if _could_have(cluster, pool, lane, action, units)), None)
+
+
+def _could_have(cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState, units: Mapping[str, int]) -> bool:
     work, need = action.work, action.request.need
     if (nodes := _scanned(cluster, pool, lane)) is not None and (lane.node or not work.service):
-        return any(action.could_run_on(node) for node in nodes)
+        return any(action.could_have(node, units) for node in nodes)
     begun = need.kind if action.begins and need else ""
-    sort = (pool.node_class, work.kind, tuple(action.needs.items()), begun, work.service, work.amounts)
+    sort = (pool.node_class, work.kind, tuple(action.needs_of(units).items()), begun, work.service)
     known = cluster.nodes.possible.get(sort)
     if known is None:
-        known = any(action.could_run_on(node) for node in cluster.nodes.of(pool))
+        known = any(action.could_have(node, units) for node in cluster.nodes.of(pool))
         cluster.nodes.remember_possible(sort, known)
     return known
 

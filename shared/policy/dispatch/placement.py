@@ -66,7 +66,7 @@ def reservation(cluster: ClusterState, nodes: list[Node], head: ActionState, now
     best: Node | None = None
     key = (math.inf, 0.0 if need is None else math.inf)
     for node in nodes:
-        if node.ready and head.could_run_on(node):
+        if node.ready and head.could_have(node, head.units):
             until_s = units_free_at(cluster, node, needed, now)
             load = 0.0 if need is None else load_of(node, need)
             if (until_s, load) < key:

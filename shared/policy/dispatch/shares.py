@@ -7,8 +7,11 @@ work (`Pool.wanted`). Waiting work counts only as far as its quotas let it start
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.node_choice import fewest_units
 from shared.policy.model.formulation import Command, SetShare
 from shared.policy.resources.chunk_shares import spread_chunks
 from shared.policy.resources.ledger import Node
@@ -33,13 +36,14 @@ def update_shares(cluster: ClusterState, pool: Pool, now: float, *, blocked: boo
     least = max(pool.demand.peak, pool.demand.units + startable[0]) if rule == "on" else rule
     outside = max(pool.outside.peak, pool.outside.units + startable[1])
     bound = _bound_units(cluster, pool, now)
-    of_head = (action.work.kind, action.work.units) if action is not None else ()
-    inputs = (pool.target, pool.chunk, outside, least, tuple(bound.items()), *of_head)
+    of_head = None if action is None else fewest_units(cluster, pool, pool, action)
+    sort = () if action is None else (action.work.kind, action.work.service, of_head)
+    inputs = (pool.target, pool.chunk, outside, least, tuple(bound.items()), *sort)
     if inputs == pool.settled:
         return []
     # Nodes of a class may come from several managers: a node that makes calls has no cores.
     nodes = [node for node in cluster.nodes.of(pool) if node.ready and pool.resource in node.resources]
-    wanted, shares = _spread_for(pool, nodes, action, rule, bound, startable)
+    wanted, shares = _spread_for(pool, nodes, action, of_head, rule, bound, startable)
     pool.settled = inputs if 0 <= sum(shares.values()) - wanted < pool.chunk else None
     return _set_shares(nodes, pool.resource, shares)
 
@@ -48,13 +52,16 @@ def _spread_for(
     pool: Pool,
     nodes: list[Node],
     head: ActionState | None,
+    of_head: Mapping[str, int] | None,
     rule: ZeroQueue,
     bound: dict[str, int],
     startable: tuple[int, int],
 ) -> tuple[int, dict[str, int]]:
-    """Return the units that the nodes must own together, and those of each."""
-    able = [] if head is None else [node for node in nodes if head.could_run_on(node)]
-    needed = head.pool_units if head is not None and able else 0
+    """Return the units that the nodes must own together, and those of each. `of_head`: the fewest for the head; None:
+    no node could run it.
+    """
+    able = [] if head is None or of_head is None else [node for node in nodes if head.could_have(node, of_head)]
+    needed = of_head.get(pool.resource, 0) if of_head is not None and able else 0
     wanted = pool.wanted(nodes, needed, rule, startable)
     shares = spread_chunks(wanted, nodes, pool.resource, bound, pool.chunk)
     if able and all(shares[node.name] < needed for node in able):  # else no node would ever own enough for the head

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.service_stimuli import ServicesReported
@@ -13,12 +15,14 @@ from shared.policy.dispatch.stimuli import (
     EstimateReceived,
     InventoryReported,
     NodeJoined,
+    PlannerChecked,
     RequestsSubmitted,
     SilenceIgnored,
     Stimulus,
+    TargetReceived,
     TickPassed,
 )
-from shared.policy.elastic.scheduling import ElasticRules
+from shared.policy.elastic.scheduling import ElasticRules, Rule
 from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Grant, Work
@@ -33,7 +37,7 @@ MEMORY_GB = 80.0
 RESTORE_S: Mapping[int, float] = {1: 2.0, 2: 2.0, 4: 2.0, 8: 2.0}
 
 
-def call(service: str, *degrees: int, duration_s: float, cores: int = 0) -> Work:
+def call(service: str, *degrees: int, duration_s: float | None, cores: int = 0) -> Work:
     units = {"gpus": degrees[0], "cores": cores} if cores else {"gpus": degrees[0]}
     made = replace(work(POOL, units, timeout_s=1000.0), service=service, duration_s=duration_s)
     return replace(made, amounts=degrees, elasticity=SPEED) if len(degrees) > 1 else made
@@ -43,7 +47,7 @@ def call(service: str, *degrees: int, duration_s: float, cores: int = 0) -> Work
 class Cluster:
     """A dispatcher, and what it has granted."""
 
-    rule: str = "priced"
+    rule: Rule | None = "priced"
     now: float = 1000.0
     dispatcher: Dispatcher = field(init=False)
     running: dict[str, tuple[float, Grant]] = field(default_factory=dict)
@@ -52,7 +56,7 @@ class Cluster:
     works: dict[str, Work] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        rules = ElasticRules(rule="paper" if self.rule == "paper" else "priced")
+        rules = ElasticRules(rule=self.rule)
         self.dispatcher = Dispatcher(DispatchConfig(elastic=rules), specs={"gpus": GPUS})
 
     def join(
@@ -225,3 +229,88 @@ def test_degrees_beyond_a_chunk_are_not_counted() -> None:
     cluster = Cluster()
     cluster.join("a", 8, {"A": ServedModel((1, 2), 1, 60.0)})
     assert len(cluster.submit(call("A", 1, 2, 16, duration_s=4.0))) == 1
+
+
+WIDE = {"A": ServedModel((2,), 1, 60.0), "B": ServedModel((1,), 1, 60.0)}
+"""A is served on two GPUs only."""
+
+
+@pytest.mark.parametrize(("rule", "duration_s"), [("priced", None), (None, 4.0), (None, None)])
+@pytest.mark.parametrize("nodes", [1, 20], ids=["scanned", "ranked"])
+def test_a_call_without_a_plan_gets_the_fewest_gpus_that_its_service_has_an_engine_for(
+    rule: Rule | None, duration_s: float | None, nodes: int
+) -> None:
+    cluster = Cluster(rule)
+    for number in range(nodes):
+        cluster.join(f"n{number:02}", 2, WIDE)
+    a, *behind = cluster.submit(call("A", 1, 2, duration_s=duration_s), *[call("B", 1, duration_s=4.0)] * 2)
+    assert (a.action, a.numbers, a.units) == ("r0", (0, 1), {"gpus": 2})
+    assert [one.action for one in (*behind, *cluster.end("r0"))] == ["r1", "r2"]
+
+
+def test_a_quarantined_degree_is_not_the_fewest() -> None:
+    cluster = Cluster(rule=None)
+    unusable = frozenset({Chunk(0, 1), Chunk(1, 1)})
+    cluster.join("a", 2, {"A": ServedModel((1, 2), 1, 60.0, unusable=unusable)})
+    assert [one.numbers for one in cluster.submit(call("A", 1, 2, duration_s=4.0))] == [(0, 1)]
+
+
+def test_a_call_of_unknown_elasticity_is_set_aside_if_its_fewest_gpus_have_no_engine() -> None:
+    """It is never granted more than the fewest."""
+    cluster = Cluster()
+    cluster.join("a", 2, WIDE)
+    rigid = replace(call("A", 1, 2, duration_s=4.0), elasticity=None)
+    granted = cluster.submit(rigid, call("A", 1, 2, duration_s=4.0), call("B", 1, duration_s=4.0))
+    assert [one.action for one in granted] == ["r1"]
+    assert cluster.dispatcher.cluster.queues.pool(POOL).stuck == {"r0"}
+    assert [one.action for one in cluster.end("r1")] == ["r2"]
+
+
+@pytest.mark.parametrize("duration_s", [4.0, None])
+@pytest.mark.parametrize("others", [0, 20], ids=["scanned", "ranked"])
+def test_a_head_reserves_the_fewest_gpus_that_its_service_has_an_engine_for(
+    duration_s: float | None, others: int
+) -> None:
+    """It waits for both GPUs, so a short call may use the free one meanwhile."""
+    cluster = Cluster()
+    cluster.join("a", 2, WIDE)
+    for number in range(others):
+        cluster.join(f"n{number:02}", 1, {})
+    assert len(cluster.submit(call("B", 1, duration_s=300.0))) == 1
+    granted = cluster.submit(call("A", 1, 2, duration_s=duration_s), call("B", 1, duration_s=1.0))
+    assert [one.action for one in granted] == ["r2"]
+    assert cluster.submit(call("B", 1, duration_s=1000.0)) == []
+    cluster.go_to(cluster.now + 300.0)
+    assert "r1" in cluster.begun_s
+
+
+def test_a_head_reserves_nothing_on_a_node_that_has_its_engine_on_more_gpus_only() -> None:
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {"A": ServedModel((1,), 1, 60.0), "B": ServedModel((1,), 1, 60.0)})
+    cluster.join("b", 2, WIDE)
+    assert len(cluster.submit(*[call("B", 1, duration_s=300.0)] * 2)) == 2
+    assert {one.node for _, one in cluster.running.values()} == {"a", "b"}
+    granted = cluster.submit(call("A", 1, 2, duration_s=4.0), call("B", 1, duration_s=1000.0))
+    assert [(one.action, one.node) for one in granted] == [("r3", "b")]
+
+
+@pytest.mark.parametrize("duration_s", [4.0, None])
+def test_a_node_owns_the_fewest_gpus_that_the_service_of_a_head_has_an_engine_for(duration_s: float | None) -> None:
+    """The planner counts calls of a batch with one GPU."""
+    cluster = Cluster()
+    cluster.join("a", 2, WIDE)
+    cluster.handle(PlannerChecked(True), TargetReceived(POOL, 1))
+    assert [one.numbers for one in cluster.submit(call("A", 1, 2, duration_s=duration_s), batch="b")] == [(0, 1)]
+
+
+@pytest.mark.parametrize("first", ["gpus", "cores"])
+def test_degrees_of_pools_of_different_resources_are_different(first: str) -> None:
+    """Two cores are no engine on two GPUs."""
+    cluster = Cluster()
+    cluster.join("a", 2, WIDE, cores=2)
+    of_gpus = call("A", 1, 2, duration_s=4.0, cores=1)
+    of_cores = replace(of_gpus, pool="cores@cpu")
+    works = {"gpus": of_gpus, "cores": of_cores}
+    granted = [one for name in sorted(works, key=lambda name: name != first) for one in cluster.submit(works[name])]
+    assert [one.units for one in granted] == [{"gpus": 2, "cores": 1}]
+    assert len(cluster.dispatcher.cluster.queues.pool("cores@cpu").stuck) == 1

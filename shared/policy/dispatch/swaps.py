@@ -2,8 +2,9 @@
 
 An action whose service is not resident waits, and work behind it that needs no restore goes first. Laws:
   - it waits only while a service that its restore would evict has its turn: other work of the pool waits for it, or
-    the action itself may use an engine of another degree; and `swap_wait_s` have not passed since its first grant there
-    after it became resident, or since the expected end of the restore for that grant;
+    the action itself is planned (`engine_choice`) and may use an engine of another degree; and `swap_wait_s` have not
+    passed since its first grant there after it became resident, or since the expected end of the restore for that
+    grant;
   - work behind it restores nothing on the units for which it waits, so no later turn begins there;
   - it waits for no work that cannot start: if nothing behind it was granted, it is.
 """
@@ -46,6 +47,7 @@ class Swaps:
     def _is_someones_turn(self, node: Node, action: ActionState) -> bool:
         begun_s, own = self.now - self.cluster.swap_wait_s, action.work.service
         services = self.cluster.queues.pool(action.work.pool).services
-        waiting = services.keys() if action.scales or services.get(own, 0) > 1 else services.keys() - {own}
+        planned = self.cluster.elastic.rule is not None and self.cluster.durations.scalable(action) is not None
+        waiting = services.keys() if planned or services.get(own, 0) > 1 else services.keys() - {own}
         evicted = node.resources[action.resource].evicts(action.granted_units, action.use(), waiting)
         return any(since_s > begun_s for _, since_s in evicted)

@@ -314,3 +314,16 @@ def test_degrees_of_pools_of_different_resources_are_different(first: str) -> No
     granted = [one for name in sorted(works, key=lambda name: name != first) for one in cluster.submit(works[name])]
     assert [one.units for one in granted] == [{"gpus": 2, "cores": 1}]
     assert len(cluster.dispatcher.cluster.queues.pool("cores@cpu").stuck) == 1
+
+
+@pytest.mark.parametrize(("rule", "duration_s"), [("priced", None), (None, 4.0)])
+def test_a_call_without_a_plan_does_not_wait_for_the_turn_of_its_own_service(
+    rule: Rule | None, duration_s: float | None
+) -> None:
+    """It cannot use the engine on both GPUs."""
+    cluster = Cluster(rule)
+    cluster.join("a", 2, {"A": ServedModel((1, 2), 1, 60.0)})
+    assert [one.numbers for one in cluster.submit(call("A", 2, duration_s=4.0))] == [(0, 1)]
+    cluster.end("r0")
+    granted = cluster.submit(call("A", 1, 2, duration_s=duration_s), *[call("", 1, duration_s=50.0)] * 2)
+    assert [one.action for one in granted] == ["r1", "r2"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -36,7 +35,7 @@ from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.stimuli import Stimulus
-from shared.policy.model.chunks import Chunk, ServedModel
+from shared.policy.model.chunks import Chunk, ServedModel, measured
 from shared.policy.model.formulation import AskInventory, CloseEnvironment, PullImage, Revoke, SetShare
 from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.resource import lasting
@@ -44,6 +43,8 @@ from shared.runtime.units import Epoch, Seconds
 
 HINT_FRESH_S: Final[Seconds] = 60.0
 """Seconds after which a hint that is read at a takeover counts as handled."""
+MOST_UNITS: Final = 1 << 40
+"""Most units of one resource that a node may report as taken: sums of them are exact in 64 bits, and as floats."""
 
 
 def to_stimuli(now: Seconds, entry: Entry[Any]) -> Iterator[Stimulus]:
@@ -101,33 +102,33 @@ def to_request_stimulus(asked: Request) -> Stimulus:
 
 
 def to_inventory(taken: InventoryTaken) -> stimuli.InventoryReported:
-    """Convert a node's inventory."""
+    """Convert a node's inventory. Units and seconds that cannot be are left out."""
     held = {
         one.action: HeldGrant(
             one.stage,
             one.attempt,
-            one.running_s,
-            one.units,
+            measured(one.running_s),
+            _counts(one.units),
             one.queued,
             one.parked,
             one.resuming,
-            one.paused_s,
+            measured(one.paused_s),
             one.service,
             tuple(one.numbers),
         )
         for one in taken.held
     }
-    environments = {one.trajectory: one.units for one in taken.environments}
+    environments = {one.trajectory: _counts(one.units) for one in taken.environments}
     return stimuli.InventoryReported(taken.node, taken.incarnation, held, environments)
 
 
-def _measures(by_degree: Mapping[int, float]) -> dict[int, float]:
-    """Leave out what cannot be a time or an amount of memory."""
-    return {degree: measure for degree, measure in by_degree.items() if 0.0 < measure < math.inf}
+def _counts(units: Mapping[str, int]) -> dict[str, int]:
+    """Leave out what cannot be a number of units."""
+    return {name: count for name, count in units.items() if 0 <= count <= MOST_UNITS}
 
 
 def to_services(changed: ServicesChanged) -> ServicesReported:
-    """Convert a node's report of its model services."""
+    """Convert a node's report of its model services. `ServedModel.on` leaves out what cannot be."""
     services = {
         one.service: ServedModel(
             tuple(one.degrees),
@@ -135,9 +136,9 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
             one.awake_gb,
             frozenset(Chunk(*chunk) for chunk in one.resident),
             frozenset(Chunk(*chunk) for chunk in one.unusable),
-            awake_gb_by=_measures(one.awake_gb_by),
-            restore_s=_measures(one.restore_s),
-            evict_s=_measures(one.evict_s),
+            awake_gb_by=one.awake_gb_by,
+            restore_s=one.restore_s,
+            evict_s=one.evict_s,
         )
         for one in changed.services
     }

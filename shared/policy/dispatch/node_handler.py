@@ -18,7 +18,7 @@ from shared.policy.dispatch.parking import ParkingHandler
 from shared.policy.dispatch.placement import place_pull
 from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.model.formulation import AskInventory, Command, PullImage, Revoke
-from shared.policy.model.reports import HeldGrants, is_listed
+from shared.policy.model.reports import HeldGrant, HeldGrants, is_listed
 from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.ledger import Node
 
@@ -85,6 +85,11 @@ class NodeHandler:
         commands: list[Command] = []
         for action_id, grant in held.items():
             action = self.registry.actions.get(action_id)
+            if action is not None and _has_another(action, node, grant):  # its units are taken
+                commands.append(Revoke(action_id, node.name, grant.attempt))
+                continue
+            if action is not None and not 0 <= grant.stage < len(action.request.stages):
+                action = None  # it is revoked as one that nobody waits for
             if not self.cluster.reconcile(now, node, action, action_id, grant):
                 commands.append(Revoke(action_id, node.name, grant.attempt))
             elif action is not None and not grant.queued:
@@ -152,6 +157,12 @@ class NodeHandler:
     def _ask(self, node: Node, now: float) -> AskInventory:
         node.ask(self.cluster.newest_serial, now)
         return AskInventory(node.name)
+
+
+def _has_another(action: ActionState, node: Node, held: HeldGrant) -> bool:
+    """Return whether an action has units of a node for an attempt other than the reported one, which is not newer."""
+    is_known = action.stage == held.stage and action.attempt <= held.attempt
+    return action.allocated and action.node == node.name and not is_known
 
 
 def _is_overdue(cluster: ClusterState, node: Node, now: float, overdue_s: float) -> bool:

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 SIZES: Final = (1, 2, 4, 8)
 """GPUs of a chunk: the degrees of parallelism."""
 LARGEST: Final = SIZES[-1]
+MOST_MEASURED: Final = 1e12
+"""Most seconds or GB that a node may report: sums and products of them stay finite."""
 
 
 class Chunk(NamedTuple):
@@ -26,6 +28,10 @@ class Chunk(NamedTuple):
     def mask(self) -> int:
         """Its GPUs as bits."""
         return ((1 << self.size) - 1) << self.first
+
+    def is_on(self, gpus: int) -> bool:
+        """Return whether it is a chunk of a node with this many GPUs."""
+        return self.size in SIZES and not self.first % self.size and 0 <= self.first <= gpus - self.size
 
     def overlaps(self, other: Chunk) -> bool:
         """Return whether the two share a GPU."""
@@ -56,6 +62,30 @@ class ServedModel:
     def gb(self, degree: int) -> float:
         """Return the memory of each GPU that an engine of this degree needs."""
         return self.awake_gb_by.get(degree, self.awake_gb)
+
+    def on(self, gpus: int) -> ServedModel:
+        """Return it without what cannot be on a node with this many GPUs: chunks, degrees, times, amounts of memory.
+        An engine has room for one action at least. Nodes choose what they report.
+        """
+        return ServedModel(
+            tuple(degree for degree in self.degrees if degree in SIZES),
+            max(1, self.concurrency),
+            measured(self.awake_gb),
+            frozenset(chunk for chunk in self.resident if chunk.is_on(gpus)),
+            frozenset(chunk for chunk in self.unusable if chunk.is_on(gpus)),
+            _measures(self.awake_gb_by),
+            _measures(self.restore_s),
+            _measures(self.evict_s),
+        )
+
+
+def measured(measure: float) -> float:
+    """Return a measured time or amount as a node reports it; 0 if it cannot be one."""
+    return measure if 0.0 < measure <= MOST_MEASURED else 0.0
+
+
+def _measures(by_degree: Mapping[int, float]) -> dict[int, float]:
+    return {degree: measure for degree, measure in by_degree.items() if measured(measure)}
 
 
 Served = Mapping[str, ServedModel]

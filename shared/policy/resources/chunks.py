@@ -74,7 +74,8 @@ class Chunks:
         self._rows.clear()
         self._bad = self._mask_of(bad)
         self._away = self._bad | self._mask_of(released)
-        self._largest = max((degree for one in served.values() for degree in one.degrees), default=LARGEST)
+        degrees = (degree for one in self.models.served.values() for degree in one.degrees)
+        self._largest = max(degrees, default=LARGEST)
 
     @property
     def offer(self) -> object:
@@ -310,10 +311,9 @@ class Chunks:
     def _reported(self, units: int, service: str, numbers: tuple[int, ...]) -> Chunk | None:
         """Return the chunk of a holder that its node reports; None if it contradicts the present busy chunks."""
         chunk = Chunk(min(numbers), units)
-        if list(chunk.gpus) != sorted(numbers) or chunk.first % units or chunk.gpus[-1] >= self.capacity:
+        if not chunk.is_on(self.capacity) or list(chunk.gpus) != sorted(numbers):
             return None
-        busy = self._busy.get(chunk)
-        if busy is not None:
+        if (busy := self._busy.get(chunk)) is not None:
             return chunk if service and busy.service == service else None
         return None if chunk.mask & self._mask else chunk
 

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from shared.policy.model.chunks import SIZES, Chunk, Served
+from shared.policy.model.chunks import Chunk, Served, measured
 from shared.policy.resources.engine_records import EngineTable
 
 ROUNDING_GB: Final = 1e-6
@@ -68,16 +68,12 @@ class ModelResidency:
 
     def report(self, served: Served, device_gb: Sequence[float], busy: Iterable[tuple[Chunk, str]]) -> None:
         """Apply a report. `busy`: chunks in use, which hold their service, perhaps since the report was written.
-        Engines that are on no chunk of the node are left out.
+        What cannot be on the node is left out (`ServedModel.on`).
         """
-        self.served, self.device_gb, before = dict(served), tuple(device_gb), self._held
-        resident = [
-            (chunk, name)
-            for name, one in served.items()
-            for chunk in sorted(one.resident)
-            if chunk.size in SIZES and not chunk.first % chunk.size and 0 <= chunk.first <= self.gpus - chunk.size
-        ]
-        self._held, self._on, self._free_gb, self.table = {}, {}, list(device_gb), EngineTable()
+        self.served = {name: one.on(self.gpus) for name, one in served.items()}
+        self.device_gb, before = tuple(map(measured, device_gb)), self._held
+        resident = [(chunk, name) for name, one in self.served.items() for chunk in sorted(one.resident)]
+        self._held, self._on, self._free_gb, self.table = {}, {}, list(self.device_gb), EngineTable()
         for chunk, name in [*resident, *busy]:
             self._hold(chunk, name, before.get(name, {}).get(chunk, Held()))
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 import math
 
 import msgspec
+import pytest
 
-from services.proxy.leader.messages import to_services
-from shared.messages.outcomes import Outcome, ServiceHeld, ServicesChanged
+from services.proxy.leader.messages import to_inventory, to_services
+from shared.messages.outcomes import (
+    EnvironmentHeld,
+    GrantHeld,
+    InventoryTaken,
+    Outcome,
+    ServiceHeld,
+    ServicesChanged,
+)
 from shared.policy.model.chunks import Chunk
+from shared.policy.model.reports import HeldGrant
 
 
-def test_a_report_of_model_services_keeps_chunks_and_believable_times() -> None:
+def test_a_report_of_model_services_keeps_chunks_and_times() -> None:
     held = ServiceHeld(service="a", degrees=[1, 2], concurrency=4, awake_gb=16.0, resident=[(2, 2)],
-                       restore_s={1: 2.0, 2: 9.0, 4: math.inf, 8: math.nan},
-                       evict_s={1: 3.0, 2: -1.0, 4: math.inf, 8: math.nan})  # fmt: skip
+                       restore_s={1: 2.0, 2: 9.0}, evict_s={1: 3.0})  # fmt: skip
     changed = ServicesChanged(
         node="n", incarnation="1", resource="gpus", services=[held], device_gb=[24.0] * 4, bad=[0], released=[1]
     )
@@ -32,8 +40,19 @@ def test_memory_by_degree_reaches_the_leader_and_older_nodes_have_one_for_all() 
     changed = ServicesChanged(node="n", incarnation="1", resource="gpus", services=[held], device_gb=[24.0] * 4)
     read = msgspec.msgpack.decode(msgspec.msgpack.encode(changed), type=Outcome)
     assert isinstance(read, ServicesChanged)
-    found = to_services(read).services["a"]
+    found = to_services(read).services["a"].on(4)
     assert [found.gb(degree) for degree in (1, 2, 4)] == [30.0, 16.0, 30.0]
     older = msgspec.convert(msgspec.to_builtins(held)[:-1], ServiceHeld)
     found = to_services(msgspec.structs.replace(changed, services=[older])).services["a"]
     assert [found.gb(degree) for degree in (1, 2)] == [30.0, 30.0]
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf, -math.inf, 1e300])
+def test_an_inventory_has_no_units_and_times_that_cannot_be(wrong: float) -> None:
+    units = {"cores": 1, "gpus": -1, "memory_mb": 1 << 63}
+    held = GrantHeld(action="a", epoch=1, attempt=1, stage=0, units=units, running_s=wrong, paused_s=wrong)
+    environment = EnvironmentHeld(trajectory="t", units=units)
+    taken = InventoryTaken(node="n", incarnation="1", epoch=1, held=[held], environments=[environment])
+    found = to_inventory(taken)
+    assert found.held["a"] == HeldGrant(0, 1, 0.0, {"cores": 1}, paused_s=0.0)
+    assert found.environments == {"t": {"cores": 1}}

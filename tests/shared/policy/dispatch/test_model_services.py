@@ -29,7 +29,7 @@ from shared.policy.dispatch.stimuli import (
 )
 from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.elasticity import Elasticity
-from shared.policy.model.formulation import AnswerAction, Command, Grant, SetShare, Work
+from shared.policy.model.formulation import AnswerAction, Command, Grant, Revoke, SetShare, Work
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.chunks import GPUS
@@ -482,3 +482,26 @@ def test_a_restore_that_has_ended_or_whose_node_has_gone_is_forgotten() -> None:
         cluster = waiting_for_a_restore({"x": 20.0})
         cluster.dispatcher.handle(2.0, over(cluster))
         assert cluster.dispatcher.cluster.nodes.restores.ready_s("x", ["a"]) == 0.0
+
+
+@pytest.mark.parametrize(("stage", "attempt"), [(0, 0), (7, 1), (-1, 1)])
+def test_a_node_that_reports_another_attempt_of_what_it_was_granted_ends_no_term(stage: int, attempt: int) -> None:
+    cluster = Cluster(("a",), 2, {"A": served()})
+    cluster.join()
+    cluster.submit("r", use("A"))
+    cluster.dispatcher.cluster.nodes.present["a"].ask(0, cluster.now)
+    for name in ("r", "unknown"):
+        held = HeldGrant(stage, attempt, 1.0, {"gpus": 1}, service="A", numbers=(0,))
+        cluster.dispatcher.cluster.nodes.present["a"].ask(0, cluster.now)
+        cluster.handle(InventoryReported("a", "1", {name: held}))
+    assert cluster.dispatcher.registry.actions["r"].allocated
+    cluster.end("r")
+
+
+def test_a_stage_that_an_action_does_not_have_is_revoked() -> None:
+    cluster = Cluster(("a",), 2, {"A": served(2)})
+    cluster.join()
+    cluster.submit("r", use("A", 1))
+    cluster.dispatcher.cluster.nodes.present["a"].ask(0, cluster.now)
+    commands = cluster.dispatcher.handle(0.0, InventoryReported("a", "1", {"r": HeldGrant(7, 1, 1.0)}))
+    assert commands == [Revoke("r", "a", 1)]

@@ -6,6 +6,8 @@ import itertools
 import math
 from collections import Counter
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -327,3 +329,40 @@ def test_released_and_bad_gpus_differ_only_in_what_could_ever_be(bad: int, relea
     assert (one.free, one.choose(units)) == (other.free, other.choose(units))
     other.report({}, [80.0] * 8, bad=gpus(bad))
     assert one.could_ever(units) == other.could_ever(units)
+
+
+nowhere = st.sampled_from(
+    [Chunk(-1, 1), Chunk(-2, 2), Chunk(5000, 1), Chunk(8, 1), Chunk(1, 2), Chunk(0, 3), Chunk(0, 0)]
+)
+measures = st.sampled_from([-1.0, -math.inf, math.nan, math.inf, 1e300])
+
+
+@given(st.lists(st.tuples(nowhere, measures, st.sampled_from([-8, 0])), min_size=1, max_size=3))
+def test_a_report_of_what_cannot_be_leaves_a_node_usable(reported: list[tuple[Chunk, float, int]]) -> None:
+    chunks = Chunks(8, GPUS)
+    for chunk, measure, count in reported:
+        by_degree = {1: measure, 2: measure, 3: 1.0}
+        held = ServedModel((1, 2, 3, -1, count), count, measure, frozenset({chunk, Chunk(0, 1)}),
+                           frozenset({chunk, Chunk(2, 2)}), by_degree, by_degree, by_degree)  # fmt: skip
+        chunks.report({"A": held, "B": held}, [measure] * 9, [-1, 8, 7], [-1, 8, 6])
+        served = chunks.models.served["A"]
+        assert (served.degrees, served.concurrency, served.gb(1)) == ((1, 2), 1, 0.0)
+        assert (served.resident, served.unusable) == (frozenset({Chunk(0, 1)}), frozenset({Chunk(2, 2)}))
+        assert np.isfinite(chunks.service_row("A")).all()
+        assert chunks.engine_records().engines == 2
+        assert [*chunks.models.memory(), *served.restore_s, *served.evict_s] == [0.0] * 8 + [3, 3]
+    choice = chunks.choose(1, "A")
+    assert choice is not None
+    assert choice.chunk == Chunk(0, 1)
+    assert chunks.free == 6
+
+
+@pytest.mark.parametrize(
+    ("units", "numbers"), [(1, (-1,)), (2, (-2, -1)), (1, (8,)), (1 << 40, (0,)), (3, (0, 1, 2)), (-1, (0,))]
+)
+def test_numbers_that_a_node_does_not_have_are_no_chunk(units: int, numbers: tuple[int, ...]) -> None:
+    chunks = serving(judge=small())
+    chunks.take(units, "a", Use("judge", 0.0, numbers))
+    assert (chunks.numbers("a"), chunks.used) == ((), units)
+    chunks.give_back(units, "a")
+    assert chunks.free == 8

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from treadle.cli.main import COMMANDS, load_command
+from treadle.stack.services import has_gpus
 from treadle.testing.servers import clean_environment
 
 TREADLE = Path(sys.executable).with_name("treadle")
@@ -194,6 +195,24 @@ def test_a_stack_that_does_not_come_up_ends_with_its_reason(environ: dict[str, s
     assert "echo does not start" in failed.stderr
     assert "ECHO_CRASH is set: crash" in failed.stderr
     assert treadle(environ, "status").returncode == 3
+
+
+@pytest.mark.skipif(has_gpus({}), reason="a GPU manager reads the file")
+def test_a_file_of_model_services_on_a_machine_without_a_gpu_is_a_warning(
+    environ: dict[str, str], stack_home: Path
+) -> None:
+    everything = {name: value for name, value in environ.items() if name != "STACK_SERVICES"}
+    started = treadle({**everything, "GPU_MANAGER_SERVICES": "services.json"}, "up", "--detach", "--port", "0")
+    try:
+        assert started.returncode == 0, started.stderr
+        (line,) = started.stderr.splitlines()
+        assert line.startswith("treadle up: WARNING: GPU_MANAGER_SERVICES names services.json, but this machine has no")
+        assert "GPU_MANAGER_DEVICES='[" in line
+        assert "WARNING: GPU_MANAGER_SERVICES" in (stack_home / "log" / "treadle.log").read_text(), (
+            "as in the foreground"
+        )
+    finally:
+        treadle(everything, "down")
 
 
 def test_a_misspelt_setting_is_an_error(environ: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from shared.runtime.stack_state import AlreadySupervised, ServiceState, StackError
 from treadle.stack.operate import run_stack, start_detached
-from treadle.stack.services import PROXY
+from treadle.stack.services import PROXY, unused_file
 
 Home = Annotated[
     Path | None,
@@ -51,6 +51,8 @@ def up(
         names = {service.name for service in state.services}
         where = f": {state.url(PROXY)}" if PROXY in names else ""
         typer.echo(f"the stack is up{where}. Stop it with: treadle down")
+        if warning := unused_file(os.environ):
+            typer.echo(f"treadle up: WARNING: {warning}", err=True)
 
 
 def _progress(service: ServiceState) -> None:

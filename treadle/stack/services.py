@@ -55,6 +55,20 @@ SECRET_PREFIXES = tuple(spec.secrets for spec in SERVICES if spec.secrets)
 """Prefixes of variables that are secrets of one service."""
 
 
+def unused_file(environ: Mapping[str, str]) -> str:
+    """Return a warning if ``GPU_MANAGER_SERVICES`` names a file and the stack runs no GPU manager to read it, else "".
+
+    It is no error: hosts with and without GPUs may share one environment. ``STACK_SERVICES`` is a choice of its own.
+    """
+    file = environ.get("GPU_MANAGER_SERVICES", "").strip()
+    if not file or environ.get("STACK_SERVICES") or has_gpus(environ):
+        return ""
+    return (
+        f"GPU_MANAGER_SERVICES names {file}, but this machine has no NVIDIA GPU (/dev/nvidia*), so no GPU manager runs "
+        "its services. Install NVIDIA's driver, or describe devices: GPU_MANAGER_DEVICES='[{\"memory_gb\": 24}]'"
+    )
+
+
 def chosen_services(names: str, environ: Mapping[str, str]) -> tuple[ServiceSpec, ...]:
     """Return the services of ``STACK_SERVICES`` (``cpu_manager`` for a node that only executes); all that this machine
     can run if it is empty.

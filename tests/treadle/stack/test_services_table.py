@@ -4,7 +4,7 @@ import pytest
 
 from shared.runtime.stack_state import StackError
 from treadle.stack.plan import without_password
-from treadle.stack.services import SERVICES, ServiceSpec, chosen_services
+from treadle.stack.services import SERVICES, ServiceSpec, chosen_services, unused_file
 
 PROXY = SERVICES[0]
 
@@ -35,6 +35,15 @@ def test_a_gpu_manager_runs_where_there_are_gpus_or_described_ones() -> None:
     assert [one.name for one in chosen_services("gpu_manager", {})] == ["gpu_manager"]
     if not any(Path("/dev").glob("nvidia[0-9]*")):
         assert "gpu_manager" not in [one.name for one in chosen_services("", {})]
+
+
+def test_a_file_of_model_services_without_a_gpu_manager_is_a_warning() -> None:
+    file = {"GPU_MANAGER_SERVICES": "services.json"}
+    assert not unused_file({})
+    assert not unused_file(file | {"GPU_MANAGER_DEVICES": '[{"memory_gb": 24}]'})
+    assert not unused_file(file | {"STACK_SERVICES": "cpu_manager"}), "a choice of its own"
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        assert "GPU_MANAGER_SERVICES names services.json" in unused_file(file)
 
 
 def test_names_are_those_that_an_environment_variable_can_carry() -> None:

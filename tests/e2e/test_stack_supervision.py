@@ -174,7 +174,7 @@ def test_a_service_that_cannot_start_is_reported_with_its_last_lines(stack_home:
 def test_a_taken_port_is_named(stack: RunningStack) -> None:
     port = stack.urls["echo"].rpartition(":")[2]
     with (
-        pytest.raises(StackError, match=f"cannot listen on 127.0.0.1:{port}"),
+        pytest.raises(StackError, match=f"cannot listen on 127.0.0.1:{port}: .*; choose another port with ECHO_PORT$"),
         running_stack(stack.home.root.with_name("other"), services=ECHO, environ={"ECHO_PORT": port}),
     ):
         pass

@@ -4,6 +4,7 @@ So the port stays ours, and a client that connects during a restart waits in the
 service ends repeatedly, its socket is closed, so that clients get an error at once.
 """
 
+import errno
 import socket
 
 from shared.runtime.stack_state import StackError
@@ -14,9 +15,11 @@ BACKLOG = 2048  # uvicorn's own default
 class ListenSocket:
     """An address to listen on. Port 0 becomes a free port at the first opening, and stays the same."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, setting: str = "") -> None:
+        """`setting`: how to choose another port, for the message of a taken one."""
         self._host = host
         self._port = port
+        self._setting = setting
         self._socket: socket.socket | None = None
 
     def open(self) -> int:
@@ -30,7 +33,9 @@ class ListenSocket:
             try:
                 self._socket = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
             except OSError as error:
-                raise StackError(f"cannot listen on {self._host}:{self._port}: {error.strerror}") from error
+                taken = error.errno == errno.EADDRINUSE and self._setting
+                how = f"; choose another port with {self._setting}" if taken else ""
+                raise StackError(f"cannot listen on {self._host}:{self._port}: {error.strerror}{how}") from error
             self._port = self._socket.getsockname()[1]
         return self._socket.fileno()
 

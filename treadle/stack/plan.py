@@ -15,7 +15,7 @@ from treadle.stack.listen_socket import ListenSocket
 from treadle.stack.postgres import initialise_postgres, postgres_answers, postgres_launch, postgres_url
 from treadle.stack.probes import Probe, check_probe, service_probe
 from treadle.stack.process import Launch
-from treadle.stack.services import SECRET_PREFIXES, ServiceSpec
+from treadle.stack.services import PROXY, SECRET_PREFIXES, ServiceSpec
 from treadle.stack.settings import StackSettings
 from treadle.stack.valkey import MEBIBYTE, valkey_answers, valkey_launch, valkey_socket, valkey_url
 
@@ -126,9 +126,10 @@ def _valkey(home: Home, settings: StackSettings) -> ProcessSpec:
 
 
 def _service(spec: ServiceSpec, shared: Mapping[str, str], grace_s: float) -> ProcessSpec:
-    listen_socket = ListenSocket(*spec.address(shared))
-    listen_socket.open()
     prefix = spec.name.upper()
+    option = "--port or " if spec.name == PROXY else ""
+    listen_socket = ListenSocket(*spec.address(shared), f"{option}{prefix}_PORT")
+    listen_socket.open()
     env = {**shared, f"{prefix}_HOST": listen_socket.host, f"{prefix}_PORT": str(listen_socket.port)}
     launch = _python(spec.name, env, "treadle.stack.serve", spec.name, spec.factory, "--fd")
     launch = replace(launch, grace_s=grace_s)

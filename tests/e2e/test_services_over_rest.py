@@ -107,6 +107,8 @@ async def test_references_work_and_commands_are_rejected(client: AsyncTreadle, s
     await until(client, "small", lambda one: one.source == "file" and one.entry is not None and one.entry.priority == 0)
     await client.model_services.delete("second")
     await gone(client, "second")
+    status, output = await command(stack, "show", "second")
+    assert (status, "or with treadle services set second FILE" in output) == (2, True), output
 
 
 async def gone(client: AsyncTreadle, name: str) -> None:

@@ -15,9 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from treadle.cli.groups import AsJson, GroupOptions, Url
-from treadle.cli.proxy import CommandFailed, exit_status
+from treadle.cli.proxy import WRONG, CommandFailed, exit_status
 from treadle.cli.up import Home
 from treadle.client.answers import QuotaRateView, QuotaView, Upstream
+from treadle.client.errors import NotFound
 from treadle.client.requests import QuotaRate
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the quota.", show_default=False)]
@@ -64,7 +65,12 @@ def show(context: typer.Context, name: Name, as_json: AsJson = False, url: Url =
     """Show one quota with its limits and what is taken."""
     options = GroupOptions.of(context, url, home, as_json)
     with exit_status("quota show"):
-        _show(options.call(lambda client: client.quotas.view(name)), options.as_json)
+        try:
+            view = options.call(lambda client: client.quotas.view(name))
+        except NotFound as error:  # its message is for callers of the API
+            how = f"treadle quota set {name} --concurrency 32 --rate 10/s"
+            raise CommandFailed(f"no quota {name!r}; create it with {how}", WRONG) from error
+        _show(view, options.as_json)
 
 
 def set_limits(
@@ -196,8 +202,8 @@ def _table(views: Sequence[QuotaView]) -> Table:
         name, waiting = view.name, str(view.waiting_actions or "")
         if view.concurrency is not None:
             free = max(0.0, view.concurrency - view.held)
-            actions = f"{view.actions} actions" if view.actions else ""
-            table.add_row(name, f"{view.concurrency:g} at once", f"{view.held:g}", f"{free:g}", actions, waiting)
+            holders = f"held by {view.actions}" if view.actions else ""  # actions and leases
+            table.add_row(name, f"{view.concurrency:g} at once", f"{view.held:g}", f"{free:g}", holders, waiting)
             name = waiting = ""
         for rate in view.rates:
             table.add_row(name, _limit(rate), _amount(rate.taken), _amount(rate.free), _full(rate), waiting)
@@ -243,4 +249,6 @@ def _full(rate: QuotaRateView) -> str:
 
 
 def _clock(unix_s: float) -> str:
-    return f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%H:%M:%S}"
+    """Local time, with the date if it is not today."""
+    at, now = datetime.fromtimestamp(unix_s, UTC).astimezone(), datetime.now(UTC).astimezone()
+    return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S}"

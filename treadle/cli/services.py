@@ -14,9 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from treadle.cli.groups import AsJson, GroupOptions, Url
-from treadle.cli.proxy import CommandFailed, exit_status
+from treadle.cli.proxy import WRONG, CommandFailed, exit_status
 from treadle.cli.up import Home
 from treadle.client.answers import EngineView, GpuView, ModelServiceList, ModelServiceView
+from treadle.client.errors import NotFound
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.", show_default=False)]
 MOST_BYTES = 256 << 10
@@ -64,7 +65,10 @@ def ls(context: typer.Context, as_json: AsJson = False, url: Url = None, home: H
         if options.as_json:
             typer.echo(msgspec.json.encode(found))
         elif not found.services:
-            typer.echo("there is no model service; declare some in the file GPU_MANAGER_SERVICES of a GPU manager")
+            typer.echo(
+                "there is no model service; declare some in the file GPU_MANAGER_SERVICES of a GPU manager. "
+                "One runs where there are GPUs, or where GPU_MANAGER_DEVICES describes some"
+            )
         else:
             Console().print(_overview(found))
 
@@ -92,7 +96,12 @@ def show(context: typer.Context, name: Name, as_json: AsJson = False, url: Url =
     """Show one model service: its entry, its engines, and nodes that cannot use it. It wakes no engine."""
     options = GroupOptions.of(context, url, home, as_json)
     with exit_status("services show"):
-        _show(options.call(lambda client: client.model_services.view(name)), options.as_json)
+        try:
+            view = options.call(lambda client: client.model_services.view(name))
+        except NotFound as error:  # its message is for callers of the API
+            how = f"in the file GPU_MANAGER_SERVICES of a GPU manager, or with treadle services set {name} FILE"
+            raise CommandFailed(f"no model service {name!r}; declare it {how}", WRONG) from error
+        _show(view, options.as_json)
 
 
 def set_service(

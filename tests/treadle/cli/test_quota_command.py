@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from typer.testing import CliRunner, Result
 from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import leads, until
 from treadle.cli.main import app
-from treadle.cli.quota import _table
+from treadle.cli.quota import _clock, _table
 from treadle.client.answers import QuotaView, Upstream
 from treadle.testing.servers import running_valkey, temporary_home
 
@@ -109,7 +110,7 @@ def test_json_is_one_object(call: Call, first: bool) -> None:
         (("set", "search", "--rate", "1/s", "--weight", "team-a=0"), "must be greater than 0"),
         (("set", "search", "--concurrency", "1", "--unit", "usd"), "--unit 'usd' is the unit of a rate; add --rate"),
         (("set", "a b", "--concurrency", "1"), "quota in the path: must be 1 to 64 letters"),
-        (("show", "absent"), "no quota 'absent'"),
+        (("show", "absent"), "no quota 'absent'; create it with treadle quota set absent --concurrency"),
         (("delete", ".."), "'..' is not a name"),
     ],
 )
@@ -178,3 +179,11 @@ def test_a_provider_that_does_not_answer_as_it_should_has_a_line(capsys: pytest.
     assert len(lines) == 4
     assert "provider slowed, no call before " in lines[2]
     assert ", 7 calls at once: HTTP 429 [red]" in lines[2]
+    assert lines[1].split()[-3:] == ["held", "by", "1"]
+
+
+def test_a_time_has_its_date_unless_it_is_today() -> None:
+    now = datetime.now(UTC)
+    later = now + timedelta(days=3)
+    assert _clock(now.timestamp()) == f"{now.astimezone():%H:%M:%S}"
+    assert _clock(later.timestamp()) == f"{later.astimezone():%Y-%m-%d %H:%M:%S}"

@@ -3,7 +3,8 @@
     python examples/one-gpu/on_the_cpu.py /tmp/one-gpu
     GPU_MANAGER_SERVICES=/tmp/one-gpu/services.json GPU_MANAGER_DEVICES='[{"memory_gb": 1.25}]' treadle up --detach
 
-It needs the packages of `treadle demo --gpu`, and names those that are missing. The models say little about answers:
+It needs the packages of `treadle demo --gpu`, and names those that are missing. PyTorch must be its build for the CPU,
+because the build for CUDA takes more memory than the entries declare. The models say little about answers:
 the judge is Gemma 3 270M, and the reward models are a sentence encoder with two random heads.
 """
 

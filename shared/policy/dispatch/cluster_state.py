@@ -198,19 +198,18 @@ class ClusterState:
 
         An attempt older than the newest is not adopted. Another attempt may run, and attempt numbers are never reused.
         """
+        known = node.orphans.pop(action_id, None)
+        if known is not None:  # a node has one attempt of an action: this one, or that one has ended
+            node.give_back(known.units, action_id)
+            if (known.stage, known.attempt) != (held.stage, held.attempt):
+                self.quotas.settle(hold_key(action_id, known.stage, known.attempt))
         if action is not None and action.stage == held.stage and action.attempt <= held.attempt:
-            node.orphan_ended(action_id, held.stage, held.attempt)  # it was recalled after its node had listed it
             self._adopt(action, node, held, now)
             if action.node == node.name:
                 action.attempt = held.attempt
                 return True
         units = held.units or (action.request.stages[held.stage].units if action is not None else {})
         units, awaits = ({} if held.queued or held.parked else units), (units if held.queued else {})
-        known = node.orphans.pop(action_id, None)
-        if known is not None:
-            node.give_back(known.units, action_id)
-            if (known.stage, known.attempt) != (held.stage, held.attempt):
-                self.quotas.settle(hold_key(action_id, known.stage, known.attempt))
         node.take(units, action_id, Use(held.service, now, held.numbers))
         if action is not None:
             self.holds.orphan_reported(action, node, held, now)

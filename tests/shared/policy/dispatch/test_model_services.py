@@ -505,3 +505,21 @@ def test_a_stage_that_an_action_does_not_have_is_revoked() -> None:
     cluster.dispatcher.cluster.nodes.present["a"].ask(0, cluster.now)
     commands = cluster.dispatcher.handle(0.0, InventoryReported("a", "1", {"r": HeldGrant(7, 1, 1.0)}))
     assert commands == [Revoke("r", "a", 1)]
+
+
+def test_a_node_that_lists_a_later_attempt_than_the_one_that_it_had_to_end_has_ended_that_one() -> None:
+    """A former leader granted it. The node never has two attempts of one action."""
+    cluster = Cluster(("a", "b"), 1, {"A": served()})
+    cluster.join()
+    (granted,) = cluster.submit("r", use("A"))
+    other = cluster.dispatcher.cluster.nodes.present["b" if granted.node == "a" else "a"]
+    for attempt in (1, 2):
+        other.ask(0, cluster.now)
+        held = HeldGrant(0, attempt, 1.0, {"gpus": 1}, service="A", numbers=(0,))
+        cluster.handle(InventoryReported(other.name, "1", {"r": held}))
+        if attempt == 1:
+            assert list(other.orphans) == ["r"]
+            cluster.running.clear()
+            cluster.handle(NodeLost(granted.node, "burnt"))
+    action = cluster.dispatcher.registry.actions["r"]
+    assert (action.node, action.attempt, action.allocated, dict(other.orphans)) == (other.name, 2, True, {})

@@ -83,7 +83,7 @@ async def change_holds(redis: Redis, epoch: Epoch, changes: Sequence[Change]) ->
         Deposed: this leader's epoch is over; nothing was written.
     """
     touched = (keys.epoch(Role.DISPATCHER), keys.QUOTA_HOLDS, keys.QUOTA_LEVELS)
-    await call(redis, "change_holds_v1", touched, epoch, pack(changes))
+    await call(redis, "change_holds_v2", touched, epoch, pack(changes))
 
 
 async def set_quota(redis: Redis, name: str, limits: QuotaLimits | None) -> None:

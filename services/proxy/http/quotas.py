@@ -109,7 +109,7 @@ def _next_free_at(status: QuotaStatus, brake: Brake, now: Seconds) -> Seconds | 
     """Unix seconds at which 1 can be taken of a quota for which nothing waits; None: never."""
     ledger = Quotas({"": status.limits})
     for period_s, level in status.levels.items():
-        ledger.restore_level("", period_s, level)
+        ledger.restore_level("", period_s, level, now)
     at_s = max(ledger.free_at({"": 1.0}, now), brake.free_s(now))
     return None if at_s == math.inf else at_s
 

@@ -6,27 +6,29 @@
 --   take:   {key of the hold, hold, {{field of a level, amount, refill per second, time}...}}
 --   settle: {key of the hold, false, the same with negative amounts}
 --   hold:   {key of the hold, hold, {}}
+--   rates:  {'', false, the levels of changed rates, with their new refill}; repeated if a level is not older
 
 -- A level is the amount that is missing from the full bucket, at what time, and its refill per second since.
-local function add_to_level(levels_key, field, amount, per_s, at)
+local function add_to_level(levels_key, field, amount, per_s, at, once)
   local used, since, former = 0, at, per_s
   local level = redis.call('HGET', levels_key, field)
   if level then
     local first, second, third = string.match(level, '^(%S+) (%S+) (%S+)')
     used, since, former = tonumber(first), tonumber(second), tonumber(third)
   end
+  if once and at <= since and level then return end
   if at < since then at = since end
-  local missing = math.max(0, used - (at - since) * former)
-  if former ~= per_s and former > 0 and per_s > 0 then missing = missing * (per_s / former) end  -- as `Level.at`
-  used = math.max(0, missing + amount)
+  used = math.max(0, math.max(0, used - (at - since) * former) + amount)
   redis.call('HSET', levels_key, field, string.format('%.17g %.17g %.17g', used, at, per_s))
 end
 
 local function change_holds(holds_key, levels_key, packed)
   for _, change in ipairs(cmsgpack.unpack(packed)) do
     local key, hold, levels = change[1], change[2], change[3]
-    local known = redis.call('HEXISTS', holds_key, key) == 1
-    if known ~= (hold and true or false) then
+    local known = key ~= '' and redis.call('HEXISTS', holds_key, key) == 1
+    if key == '' then
+      for _, level in ipairs(levels) do add_to_level(levels_key, level[1], level[2], level[3], level[4], true) end
+    elseif known ~= (hold and true or false) then
       if hold then redis.call('HSET', holds_key, key, hold) else redis.call('HDEL', holds_key, key) end
       for _, level in ipairs(levels) do add_to_level(levels_key, level[1], level[2], level[3], level[4]) end
     end
@@ -89,7 +91,7 @@ end
 register_allowed_when_full('send_grants_with_quotas_v1', with_quotas(send_grants))
 register_allowed_when_full('answer_actions_with_quotas_v1', with_quotas(answer_actions))
 register_allowed_when_full('advance_stages_with_quotas_v1', with_quotas(advance_stages))
-register_allowed_when_full('change_holds_v1', change_holds_alone)
+register_allowed_when_full('change_holds_v2', change_holds_alone)
 register_allowed_when_full('expire_levels_v1', expire_levels)
 register_allowed_when_full('store_estimates_v1', store_estimates)
 register('set_quota_v1', set_quota)

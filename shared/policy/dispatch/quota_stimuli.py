@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.policy.model.brakes import Brake
-from shared.policy.model.quotas import QuotaHold, QuotaLimits
+from shared.policy.model.quotas import Level, QuotaHold, QuotaLimits
 from shared.policy.resources.quota_estimates import Estimate, EstimateKey
 
 
@@ -36,6 +36,11 @@ class LevelRestored:
     at_s: float
     per_s: float | None = None
     """Refill at that time, per second; None: that of the rate."""
+
+    @property
+    def level(self) -> Level:
+        """The level."""
+        return Level(self.used, self.at_s, self.per_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.dispatch.stuck import set_aside_stuck
 from shared.policy.model.formulation import Command
-from shared.policy.model.quotas import Level
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.quota_feedback import quota_changed, restore_brake
 from shared.policy.resources.quota_refusals import why_never
@@ -267,7 +266,7 @@ class StimulusHandlers:
     # ---- quotas ------------------------------------------------------------------------------------------------
 
     def _quota_set(self, now: float, quota: QuotaSet) -> list[Command]:
-        self.cluster.quotas.set(quota.name, quota.limits)
+        self.cluster.quotas.set(quota.name, quota.limits, now)
         quota_changed(self.cluster.quotas, quota.name, quota.changed_s, now)
         self.cluster.queues.quotas_changed()
         return []
@@ -276,8 +275,8 @@ class StimulusHandlers:
         if known.hold.key not in self.cluster.quotas.holds:
             self.cluster.quotas.restore(known.hold._replace(serial=0), now)
 
-    def _level_restored(self, _: float, known: LevelRestored) -> None:
-        self.cluster.quotas.restore_level(known.quota, known.period_s, Level(known.used, known.at_s, known.per_s))
+    def _level_restored(self, now: float, known: LevelRestored) -> None:
+        self.cluster.quotas.restore_level(known.quota, known.period_s, known.level, now)
 
     def _brake_restored(self, _: float, known: BrakeRestored) -> None:
         restore_brake(self.cluster.quotas, known.quota, known.brake)

@@ -64,9 +64,7 @@ class QuotaLimits:
 
 
 class Level(NamedTuple):
-    """Level of one rate. If the limit was changed since, the bucket is full at the same time as before: GCRA's
-    theoretical arrival time stays.
-    """
+    """Level of one rate. A change of the rate changes it (`resources.quota_changes`)."""
 
     used: float = 0.0
     """Amount missing from the full bucket at that time."""
@@ -76,10 +74,8 @@ class Level(NamedTuple):
 
     def at(self, now: float, rate: Rate) -> float:
         """Amount missing from the full bucket now."""
-        former = rate.per_s if self.per_s is None else self.per_s
-        missing = max(0.0, self.used - max(0.0, now - self.at_s) * former)
-        changed = former != rate.per_s and former > 0.0 and rate.per_s > 0.0
-        return missing * (rate.per_s / former) if changed else missing
+        per_s = rate.per_s if self.per_s is None else self.per_s
+        return max(0.0, self.used - max(0.0, now - self.at_s) * per_s)
 
 
 class QuotaHold(NamedTuple):
@@ -117,6 +113,10 @@ class Refund(NamedTuple):
     amount: float
     """Amount that is given back because it was not used; negative: taken, because more was used."""
     at_s: float
+
+
+RATES_CHANGED: Final = ""
+"""Key of a `Settled` that ends no hold: rates were changed, and its refunds change their levels."""
 
 
 class Settled(NamedTuple):

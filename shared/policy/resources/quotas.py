@@ -23,6 +23,7 @@ from typing import Final
 from shared.policy.model.quotas import NO_QUOTAS, Amounts, Level, QuotaHold, QuotaLimits, Rate, Refund, Settled
 from shared.policy.resources.brakes import Brakes
 from shared.policy.resources.predicted_ends import PredictedEnds
+from shared.policy.resources.quota_changes import change_rate
 from shared.policy.resources.quota_shares import QuotaShares
 from shared.policy.resources.settling import Settling, believable
 
@@ -65,15 +66,12 @@ class Quotas:
 
     # ---- limits ------------------------------------------------------------------------------------------------
 
-    def set(self, name: str, limits: QuotaLimits | None) -> None:
-        """Create, change or delete (None) a quota. What is taken stays taken, and a rate is full when it would have
-        been. Attempts that run give back nothing to a rate that was changed.
-        """
+    def set(self, name: str, limits: QuotaLimits | None, now: float = 0.0) -> None:
+        """Create, change or delete (None) a quota (`quota_changes`). Holds give back nothing to rates that changed."""
         self.former |= {(name, rate.period_s): rate for rate in self._rates(name)}
         for rate in () if limits is None else limits.rates:
             former = self.former.pop((name, rate.period_s), rate)
-            if former.per_s != rate.per_s:
-                self.settling.histories.pop((name, rate.period_s), None)
+            self.changes += change_rate(self.levels, self.settling, name, former, rate, now)
         if limits is None:
             self.limits.pop(name, None)
         else:
@@ -227,9 +225,11 @@ class Quotas:
         self.restore(hold, end_s)
         self.changes.append(hold)
 
-    def restore_level(self, name: str, period_s: float | None, level: Level) -> None:
-        """Restore the level of a rate from the store."""
+    def restore_level(self, name: str, period_s: float | None, level: Level, now: float = 0.0) -> None:
+        """Restore the level of a rate from the store. A former leader may not have applied a change of the rate."""
         self.levels[name, period_s] = level
+        for rate in (rate for rate in self._rates(name) if rate.period_s == period_s):
+            self.changes += change_rate(self.levels, self.settling, name, rate, rate, now)
         self.changed[name] = None
 
     def settle(

@@ -39,7 +39,7 @@ class Settling:
 
     def increase(self, name: str, rate: Rate, level: float) -> None:
         """Note the level immediately before the newest increase."""
-        if rate.per_s:
+        if rate.period_s is not None:
             found = self.histories.get((name, rate.period_s))
             if found is None:
                 found = self.histories[name, rate.period_s] = LevelHistory(self.serial)
@@ -55,7 +55,7 @@ class Settling:
         if surplus < 0:
             surplus = -min(-surplus, most_debit(rate, level))
             self.serial += 1  # of this increase
-        if surplus <= 0 or not rate.per_s:  # never refilled, so it was never full since
+        if surplus <= 0 or rate.period_s is None:  # never refilled, so it was never full since
             return surplus
         history, serial = self.histories.get((name, rate.period_s)), self.taken.get(hold.key, OLDEST)
         if serial == OLDEST:
@@ -74,7 +74,7 @@ def most_debit(rate: Rate, level: float) -> float:
     """Return the most that can be taken beyond the amount of a grant: up to two full buckets are missing then, and any
     amount of a rate without refill.
     """
-    return max(0.0, 2 * rate.most - level) if rate.per_s else math.inf
+    return max(0.0, 2 * rate.most - level) if rate.period_s is not None else math.inf
 
 
 def believable(used: Amounts, taken: Amounts) -> dict[str, float]:

@@ -66,9 +66,12 @@ async def test_a_new_leader_reads_exactly_what_is_taken(journal: Journal, seed: 
             for _ in range(rng.choice([1, 2])):
                 await send_grants(redis, epoch, [granting(quotas, hold)])
         elif step == "change":
-            changed = QuotaLimits((3.0,), (Rate(rng.choice([1.0, 5.0, 70.0]), 2.0), Rate(40.0, 60.0)))
+            rate = Rate(rng.choice([0.0, 1.0, 5.0, 70.0]), 2.0, rng.choice([None, 2.0, 9.0]))
+            changed = QuotaLimits((3.0,), (rate, Rate(40.0, 60.0)))
             await set_quota(redis, "search", changed)
-            quotas.set("search", changed)
+            quotas.set("search", changed, now)
+            for _ in range(rng.choice([1, 2])):
+                await change_holds(redis, epoch, quotas.changes)
         elif step == "take over":
             await resign(redis, "me")
             epoch = await lead(redis, "me", 30.0)

@@ -9,7 +9,7 @@ from shared.policy.dispatch.quota_stimuli import BrakeRestored, HoldRestored, Le
 from shared.policy.dispatch.stimuli import Restored
 from shared.policy.model.brakes import Brake
 from shared.policy.model.formulation import Grant
-from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Settled
+from shared.policy.model.quotas import RATES_CHANGED, QuotaHold, QuotaLimits, Rate, Settled
 
 GRANT, DEBIT = 0, 1
 """Order of what happens at one time: a grant may precede a debit of the same moment."""
@@ -67,6 +67,11 @@ class StoredQuotas:
         for change in changes:
             if isinstance(change, QuotaHold):
                 self.holds[change.key] = change
+            elif change.key == RATES_CHANGED:
+                for refund in change.refunds:
+                    level = self.levels.get((refund.quota, refund.rate.period_s))
+                    if level is None or level[1] < refund.at_s:
+                        self._add(refund.quota, refund.rate, -refund.amount, refund.at_s)
             elif self.holds.pop(change.key, None) is not None:
                 for refund in change.refunds:
                     self._add(refund.quota, refund.rate, -refund.amount, refund.at_s)
@@ -81,11 +86,9 @@ class StoredQuotas:
         self.levels[name, rate.period_s] = (max(0.0, self.missing(name, rate, at_s) + amount), at_s, rate.per_s)
 
     def missing(self, name: str, rate: Rate, now: float) -> float:
-        """What lacks for a full bucket: the seconds until it is full, by its refill now."""
+        """What lacks for a full bucket."""
         used, since_s, per_s = self.levels.get((name, rate.period_s), (0.0, now, rate.per_s))
-        if not per_s or not rate.per_s:
-            return max(0.0, used - (now - since_s) * per_s)
-        return max(0.0, used / per_s - (now - since_s)) * rate.per_s
+        return max(0.0, used - (now - since_s) * per_s)
 
     def check_windows(self) -> None:
         """Assert that no window of the fixed quotas that ends with a grant has more than its rates give."""

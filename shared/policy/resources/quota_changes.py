@@ -1,0 +1,36 @@
+"""Changes of rates: the level of a changed rate, for the ledger and for the store.
+
+Law: what is free stays free, up to the new burst, and is refilled at the new rate from the change on. So no change of a
+rate creates free amounts. A rate without refill keeps what was taken.
+Oracle: tests/shared/policy/resources/test_quota_changes.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, MutableMapping
+
+from shared.policy.model.quotas import RATES_CHANGED, Level, Rate, Refund, Settled
+from shared.policy.resources.settling import Settling
+
+
+def change_rate(
+    levels: MutableMapping[tuple[str, float | None], Level],
+    settling: Settling,
+    name: str,
+    former: Rate,
+    rate: Rate,
+    now: float,
+) -> Iterator[Settled]:
+    """Change the level of a rate with the rate, and yield that change for the store. None if the level is the same."""
+    key = (name, rate.period_s)
+    level = levels.get(key)
+    if level is None:
+        return
+    amount = 0.0 if rate.period_s is None else rate.most - former.most
+    per_s = former.per_s if level.per_s is None else level.per_s
+    if amount or per_s != rate.per_s:
+        at_s = math.nextafter(max(now, level.at_s), math.inf)  # so that the store recognises a repeated change
+        levels[key] = Level(max(0.0, level.at(at_s, former) + amount), at_s, rate.per_s)
+        settling.histories.pop(key, None)
+        yield Settled(RATES_CHANGED, "", (Refund(name, rate, -amount, at_s),))

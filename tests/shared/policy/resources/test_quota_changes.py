@@ -1,0 +1,137 @@
+"""Rates that are changed: compared with an oracle that only remembers grants and the rates in force."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.policy.model.quotas import RATES_CHANGED, QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.resources.quota_checks import check_quotas
+from shared.policy.resources.quotas import Quotas
+
+PERIOD_S = 10.0
+rates = st.builds(
+    lambda limit, burst: Rate(limit, PERIOD_S, burst),
+    st.sampled_from([0.0, 0.1, 1.0, 10.0, 50.0]),
+    st.none() | st.sampled_from([0.0, 1.0, 7.0, 30.0]),
+)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "take", "take", "change", "change", "delete", "end"]),
+        st.sampled_from([0.0, 0.0, 0.3, 2.0, 11.0]),
+        st.sampled_from([0.1, 1.0, 5.0, 30.0]),
+        rates,
+        st.integers(0, 9),
+    ),
+    max_size=40,
+)
+
+
+def quota(rate: Rate) -> QuotaLimits:
+    return QuotaLimits((), (rate,))
+
+
+def taking(quotas: Quotas, name: str, amount: float, now: float) -> QuotaHold:
+    hold = QuotaHold(name, 0, 1, "n", "1", now, {"a": amount})
+    quotas.take(hold, now + 1.0)
+    return hold
+
+
+@given(rates, steps)
+@settings(deadline=None, max_examples=400)
+def test_no_sequence_of_changes_gives_more_than_the_bucket_and_the_refill_of_the_rates_in_force(
+    rate: Rate, history: list[tuple[str, float, float, Rate, int]]
+) -> None:
+    quotas, now, refilled = Quotas({"a": quota(rate)}), 0.0, 0.0
+    free: float | None = rate.most  # None: an attempt has given something back
+    taken: list[list[float]] = []  # refill of the rates in force until then, burst in force, amount
+    running: dict[str, list[float]] = {}
+    for number, (what, pause_s, amount, changed, pick) in enumerate(history):
+        now, refilled = now + pause_s, refilled + pause_s * rate.per_s
+        free = None if free is None else min(rate.most, free + pause_s * rate.per_s)
+        if what == "take" and quotas.fits({"a": amount}, now):
+            taken.append([refilled, rate.most, amount])
+            running[taking(quotas, f"r{number}", amount, now).key] = taken[-1]
+            free = None if free is None else free - amount
+        elif what in ("change", "delete"):
+            before, touched = rate.most - quotas.missing("a", rate, now), bool(quotas.levels)
+            if what == "delete":
+                quotas.set("a", None, now)
+            quotas.set("a", quota(changed), now)
+            after = changed.most - quotas.missing("a", changed, now)
+            assert after <= min(before, changed.most) + 1e-6 or not touched
+            rate = changed
+            free = None if free is None else min(free, rate.most) if touched else rate.most
+        elif what == "end" and running:
+            key = sorted(running)[pick % len(running)]
+            grant, used = running.pop(key), amount / 3
+            if used < quotas.holds[key].amounts["a"]:
+                grant[2], free = used, None
+                quotas.settle(key, used={"a": used}, now=now)
+        check_quotas(quotas)
+        assert free is None or rate.most - quotas.missing("a", rate, now) == pytest.approx(free, abs=1e-4)
+        for first, (since, most, _) in enumerate(taken):
+            total = 0.0
+            for until, _, one in taken[first:]:
+                total += one
+                assert total <= most + until - since + 1e-6, f"{rate}: {taken[first:]}"
+
+
+@pytest.mark.parametrize("amount", [100.0, 30.0])
+def test_a_lowered_limit_with_the_same_burst_gives_nothing(amount: float) -> None:
+    quotas = Quotas({"a": quota(Rate(100.0, 100.0, 100.0))})
+    taking(quotas, "r", amount, 0.0)
+    for limit in (1.0, 0.01, 100.0, 0.0, 5.0):
+        quotas.set("a", quota(Rate(limit, 100.0, 100.0)), 0.0)
+        assert not quotas.fits({"a": 101.0 - amount}, 0.0)
+        assert quotas.fits({"a": 99.0 - amount}, 0.0) or amount == 100.0, "what was free stays free"
+
+
+def test_a_raised_limit_is_refilled_at_its_rate_from_the_change_on() -> None:
+    quotas, raised = Quotas({"a": quota(Rate(1.0, 100.0))}), Rate(1000.0, 100.0)
+    taking(quotas, "r", 1.0, 0.0)
+    quotas.set("a", quota(raised), 50.0)
+    assert quotas.missing("a", raised, 50.0) == pytest.approx(999.5)
+    assert quotas.missing("a", raised, 60.0) == pytest.approx(899.5)
+    assert quotas.missing("a", raised, 151.0) == 0.0
+
+
+def test_a_rate_that_was_paused_is_refilled_again() -> None:
+    """Also if it was corrected during the pause, and if a new leader reads its level."""
+    rate = Rate(10.0, 1.0, 10.0)
+    quotas = Quotas({"a": quota(rate)})
+    hold = taking(quotas, "r", 5.0, 0.0)
+    quotas.set("a", quota(rate._replace(limit=0.0)), 0.0)
+    quotas.settle(hold.key, used={"a": 30.0}, now=1.0)
+    stored = quotas.levels["a", 1.0]
+    assert (stored.used, stored.per_s) == (20.0, 0.0), "up to two full buckets, as of every rate with a period"
+    quotas.set("a", quota(rate), 2.0)
+    assert not quotas.fits({"a": 1.0}, 2.0)
+    assert quotas.free_at({"a": 1.0}, 2.0) == pytest.approx(3.1)
+    assert quotas.fits({"a": 1.0}, 3.2)
+    quotas = Quotas({"a": quota(rate)})
+    quotas.restore_level("a", 1.0, stored, 50.0)
+    assert quotas.free_at({"a": 1.0}, 50.0) == pytest.approx(51.1)
+    assert quotas.fits({"a": 1.0}, 51.2)
+
+
+def test_a_paused_rate_is_no_budget() -> None:
+    quotas = Quotas({"a": quota(Rate(0.0, 1.0, 10.0))})
+    hold = taking(quotas, "r", 5.0, 0.0)
+    quotas.settle(hold.key, used={"a": 1e9}, now=0.0)
+    assert quotas.missing("a", Rate(0.0, 1.0, 10.0), 0.0) == 20.0
+    assert quotas.free_at({"a": 1.0}, 0.0) == math.inf
+
+
+def test_a_change_is_reported_to_the_store_once() -> None:
+    quotas, lower = Quotas({"a": quota(Rate(10.0, 10.0))}), Rate(4.0, 10.0)
+    taking(quotas, "r", 10.0, 3.0)
+    quotas.set("a", quota(lower), 4.0)
+    quotas.set("a", quota(lower), 5.0)
+    at_s = math.nextafter(4.0, math.inf)
+    assert quotas.collect() == [Settled(RATES_CHANGED, "", (Refund("a", lower, 6.0, at_s),))]
+    assert quotas.missing("a", lower, 4.0) == pytest.approx(3.0)
+    assert quotas.levels["a", 10.0][1:] == (at_s, 0.4)

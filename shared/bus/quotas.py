@@ -34,6 +34,8 @@ _decode_hold = msgspec.json.Decoder(_StoredHold).decode
 _decode_limits = msgspec.json.Decoder(QuotaLimits).decode
 
 
+MOST_QUOTAS: Final = 1_000
+"""Most quotas. A new leader and `GET /v1/quotas` read all of them."""
 SPENT_KEPT_S: Final[Seconds] = 604800.0
 """Time for which a level without refill is kept after its quota was deleted: a quota of that name may be created again,
 with the same budget."""
@@ -86,12 +88,14 @@ async def change_holds(redis: Redis, epoch: Epoch, changes: Sequence[Change]) ->
     await call(redis, "change_holds_v2", touched, epoch, pack(changes))
 
 
-async def set_quota(redis: Redis, name: str, limits: QuotaLimits | None) -> None:
-    """Create, change or delete (None) a quota. The leader applies it; amounts that are taken stay taken."""
+async def set_quota(redis: Redis, name: str, limits: QuotaLimits | None, *, most: int = MOST_QUOTAS) -> bool:
+    """Create, change or delete (None) a quota. The leader applies it; amounts that are taken stay taken. False: there
+    are `most` other quotas, and nothing was written.
+    """
     message = QUOTA_CHANGES.encode(QuotaChanged(name=name, limits=limits))
     stored = b"" if limits is None else _json(limits)
     touched = (keys.QUOTAS, keys.QUOTA_CHANGES)
-    await call(redis, "set_quota_v1", touched, name, stored, QUOTA_CHANGES.maxlen, message)
+    return bool(await call(redis, "set_quota_v2", touched, name, stored, QUOTA_CHANGES.maxlen, message, most))
 
 
 async def read_quotas(redis: Redis) -> StoredQuotas:
@@ -108,11 +112,6 @@ async def read_limits(redis: Redis, names: Collection[str]) -> dict[str, QuotaLi
     """Read the limits of those of these quotas that exist."""
     stored = await command(redis, "HMGET", keys.QUOTAS, *names) if names else []
     return {name: _decode_limits(value) for name, value in zip(names, stored, strict=True) if value is not None}
-
-
-async def read_names(redis: Redis) -> set[str]:
-    """Return the names of all quotas."""
-    return {name.decode() for name in await command(redis, "HKEYS", keys.QUOTAS)}
 
 
 async def read_statuses(redis: Redis, *names: str) -> dict[str, QuotaStatus]:

@@ -6,7 +6,7 @@ There are no keys yet, so any caller may set them.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
@@ -14,7 +14,7 @@ from services.proxy.state import CurrentState
 from shared.api.quotas import Quota, QuotaList, QuotaRateView, QuotaView, QuotaWaiting, Upstream
 from shared.bus import brakes, quotas
 from shared.bus.backlog import read_quota_backlogs
-from shared.bus.quotas import QuotaStatus
+from shared.bus.quotas import MOST_QUOTAS, QuotaStatus
 from shared.policy.model.brakes import Brake
 from shared.policy.model.quotas import Rate
 from shared.policy.model.waiting import QuotaBacklog
@@ -25,9 +25,6 @@ from shared.runtime.patterns import NAME
 from shared.runtime.units import Seconds
 
 router = APIRouter(prefix="/v1/quotas", tags=["quotas"])
-
-MOST_QUOTAS: Final = 1_000
-"""Most quotas. A new leader and `GET /v1/quotas` read all of them."""
 
 QuotaName = Annotated[str, Path(pattern=NAME, description="Name of the quota, as in `quotas` of actions and stages.")]
 
@@ -51,11 +48,9 @@ async def put_quota(quota: QuotaName, body: Quota, proxy: CurrentState) -> Quota
     """Actions name it in `quotas`. What is taken stays taken: after a lower limit nothing is granted until enough has
     ended or was refilled. A change applies to the grants after the leader has read it.
     """
-    known = await quotas.read_names(proxy.redis)
-    if quota not in known and len(known) >= MOST_QUOTAS:
+    if not await quotas.set_quota(proxy.redis, quota, body.limits, most=MOST_QUOTAS):
         what = f"there are {MOST_QUOTAS} quotas, which is the most; delete one with DELETE /v1/quotas/NAME"
         raise BadRequest(what=what)
-    await quotas.set_quota(proxy.redis, quota, body.limits)
     return await get_quota(quota, proxy)
 
 

@@ -81,8 +81,11 @@ local function store_estimates(keys, args)
   return 1
 end
 
--- set_quota(quotas, stream of changes; name, limits or '', kept, message): create, change or delete a quota
+-- set_quota(quotas, stream of changes; name, limits or '', kept, message, most): create, change or delete a quota.
+--   Returns 0, and writes nothing, if it would be a new one beyond `most`.
 local function set_quota(keys, args)
+  local new = args[2] ~= '' and redis.call('HEXISTS', keys[1], args[1]) == 0
+  if new and redis.call('HLEN', keys[1]) >= tonumber(args[5]) then return 0 end
   if args[2] == '' then redis.call('HDEL', keys[1], args[1]) else redis.call('HSET', keys[1], args[1], args[2]) end
   redis.call('XADD', keys[2], 'MAXLEN', '~', args[3], '*', 'm', args[4])
   return 1
@@ -94,4 +97,4 @@ register_allowed_when_full('advance_stages_with_quotas_v1', with_quotas(advance_
 register_allowed_when_full('change_holds_v2', change_holds_alone)
 register_allowed_when_full('expire_levels_v1', expire_levels)
 register_allowed_when_full('store_estimates_v1', store_estimates)
-register('set_quota_v1', set_quota)
+register('set_quota_v2', set_quota)

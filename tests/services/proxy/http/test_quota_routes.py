@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -100,6 +101,8 @@ async def test_a_quota_is_set_read_and_deleted(http: aiohttp.ClientSession, valk
     stored = await quotas.read_quotas(valkey)
     rates = (Rate(10.0, 1.0, 5.0), Rate(50.0, unit="usd"))
     assert stored.limits == {"search": QuotaLimits((32.0,), rates)}
+    paused = [{"limit": 0, "period_s": 1, "burst": 10}, {"limit": 1e-9, "period_s": 2, "burst": 1}, {"limit": 1e-320}]
+    assert (await ask(http, "PUT", "/v1/quotas/search", {"rates": paused}))[0] == 200
     nothing = view(concurrency=0.0, next_free_at=None)
     assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 0}))[1] == nothing
     assert (await ask(http, "GET", "/v1/quotas"))[1] == {"quotas": [nothing]}
@@ -120,6 +123,28 @@ async def test_a_quota_is_set_read_and_deleted(http: aiohttp.ClientSession, valk
         ("search", {"rates": [{"limit": 1, "period_s": 1, "burst": -1}]}, "burst: must be at least 0"),
         ("search", {"rates": [{"limit": 1, "period_s": 1}, {"limit": 2, "period_s": 1}]}, "the same `period_s`"),
         ("search", {"rates": [{"limit": 1, "per": 1}]}, "unknown field `per`"),
+    nothing = view(concurrency=0.0, next_free_at=None)
+    assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 0}))[1] == nothing
+    assert (await ask(http, "GET", "/v1/quotas"))[1] == {"quotas": [nothing]}
+    assert await ask(http, "DELETE", "/v1/quotas/search") == (204, None)
+    assert await ask(http, "DELETE", "/v1/quotas/search") == (204, None), "it is safe to repeat"
+    assert (await ask(http, "GET", "/v1/quotas/search"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("search", {}, "a quota has `concurrency`, `rates` or both"),
+        ("search", {"rates": []}, "a quota has `concurrency`, `rates` or both"),
+        ("search", {"concurrency": -1}, "concurrency: must be at least 0"),
+        ("search", {"concurrency": "2"}, "concurrency"),
+        ("search", {"rates": [{"limit": -1}]}, "must be at least 0"),
+        ("search", {"rates": [{"limit": 1, "period_s": 0}]}, "period_s: must be greater than 0"),
+        ("search", {"rates": [{"limit": 1, "period_s": 1, "burst": -1}]}, "burst: must be at least 0"),
+        ("search", {"rates": [{"limit": 1, "period_s": 1}, {"limit": 2, "period_s": 1}]}, "the same `period_s`"),
+        ("search", {"rates": [{"limit": 1, "per": 1}]}, "unknown field `per`"),
+        ("search", {"rates": [{"limit": 1e-320, "period_s": 1, "burst": 10}]}, "at least 1e-09, or 0 for no refill"),
+        ("search", {"rates": [{"limit": 0.9e-7, "period_s": 1000, "burst": 1}]}, "at least 1e-07, or 0"),
         ("search", {"rates": [{"limit": 1, "period_s": n} for n in range(1, 10)]}, "at most 8"),
         ("a%20b", {"concurrency": 1}, "quota"),
         ("search", {"concurrency": 1, "weights": {"ada": 0}}, "must be greater than 0"),
@@ -137,7 +162,12 @@ async def test_a_wrong_quota_is_rejected_with_the_correction(
 
 
 async def test_the_number_of_quotas_is_bounded(http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "MOST_QUOTAS", 1)
+    monkeypatch.setattr(routes, "MOST_QUOTAS", 3)
+    puts = [ask(http, "PUT", f"/v1/quotas/{number}", {"concurrency": 1}) for number in range(24)]
+    assert sorted(status for status, _ in await asyncio.gather(*puts)) == [200] * 3 + [422] * 21
+    for quota in (await ask(http, "GET", "/v1/quotas"))[1]["quotas"][1:]:
+        await ask(http, "DELETE", f"/v1/quotas/{quota['name']}")
+    monkeypatch.setattr(routes, "MOST_QUOTAS", 2)
     assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 1}))[0] == 200
     status, problem = await ask(http, "PUT", "/v1/quotas/judge", {"concurrency": 1})
     assert (status, "DELETE /v1/quotas/NAME" in problem["detail"]) == (422, True), problem

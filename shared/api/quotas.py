@@ -14,6 +14,8 @@ MOST_RATES: Final = 8
 """Most rates of one quota."""
 MOST_LIMIT: Final = 1e12
 MOST_PERIOD_S: Final = 366 * 86_400.0
+MOST_REFILL_S: Final = 1e10
+"""Most seconds for which an empty rate is refilled, 317 years: so that times of refills are dates."""
 
 MOST_WEIGHTS: Final = 1_000
 """Most tenants with a weight in one quota."""
@@ -34,6 +36,16 @@ class QuotaRate(Model):
     burst + limit * w / period_s."""
     unit: Annotated[str, Field(max_length=32)] = ""
     """Name of what is counted, for people: `usd`, `tokens`."""
+
+    @model_validator(mode="after")
+    def _refilled(self) -> Self:
+        burst = self.limit if self.burst is None else self.burst
+        if self.period_s is not None and 0 < self.limit * MOST_REFILL_S < burst * self.period_s:
+            least = burst * self.period_s / MOST_REFILL_S
+            raise ValueError(
+                f"`limit` refills the burst in more than 317 years; at least {least:.3g}, or 0 for no refill"
+            )
+        return self
 
 
 class Quota(Model):

@@ -179,7 +179,8 @@ def headers_of(states: list[LimitState]) -> str:
         unit = ';qu="concurrent-requests"' if state.held else ""
         window = "" if state.window_s is None else f";w={math.ceil(state.window_s)}"
         policies.append(f"{name};q={math.floor(state.most)}{unit}{window}")
-        reset = "" if state.full_in_s is None else f";t={math.ceil(state.full_in_s)}"
+        known = state.full_in_s is not None and math.isfinite(state.full_in_s)
+        reset = f";t={math.ceil(state.full_in_s or 0.0)}" if known else ""
         levels.append(f"{name};r={math.floor(state.free)}{reset}")
     return f"{', '.join(policies)}\n{', '.join(levels)}"
 

@@ -123,26 +123,6 @@ async def test_a_quota_is_set_read_and_deleted(http: aiohttp.ClientSession, valk
         ("search", {"rates": [{"limit": 1, "period_s": 1, "burst": -1}]}, "burst: must be at least 0"),
         ("search", {"rates": [{"limit": 1, "period_s": 1}, {"limit": 2, "period_s": 1}]}, "the same `period_s`"),
         ("search", {"rates": [{"limit": 1, "per": 1}]}, "unknown field `per`"),
-    nothing = view(concurrency=0.0, next_free_at=None)
-    assert (await ask(http, "PUT", "/v1/quotas/search", {"concurrency": 0}))[1] == nothing
-    assert (await ask(http, "GET", "/v1/quotas"))[1] == {"quotas": [nothing]}
-    assert await ask(http, "DELETE", "/v1/quotas/search") == (204, None)
-    assert await ask(http, "DELETE", "/v1/quotas/search") == (204, None), "it is safe to repeat"
-    assert (await ask(http, "GET", "/v1/quotas/search"))[0] == 404
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "words"),
-    [
-        ("search", {}, "a quota has `concurrency`, `rates` or both"),
-        ("search", {"rates": []}, "a quota has `concurrency`, `rates` or both"),
-        ("search", {"concurrency": -1}, "concurrency: must be at least 0"),
-        ("search", {"concurrency": "2"}, "concurrency"),
-        ("search", {"rates": [{"limit": -1}]}, "must be at least 0"),
-        ("search", {"rates": [{"limit": 1, "period_s": 0}]}, "period_s: must be greater than 0"),
-        ("search", {"rates": [{"limit": 1, "period_s": 1, "burst": -1}]}, "burst: must be at least 0"),
-        ("search", {"rates": [{"limit": 1, "period_s": 1}, {"limit": 2, "period_s": 1}]}, "the same `period_s`"),
-        ("search", {"rates": [{"limit": 1, "per": 1}]}, "unknown field `per`"),
         ("search", {"rates": [{"limit": 1e-320, "period_s": 1, "burst": 10}]}, "at least 1e-09, or 0 for no refill"),
         ("search", {"rates": [{"limit": 0.9e-7, "period_s": 1000, "burst": 1}]}, "at least 1e-07, or 0"),
         ("search", {"rates": [{"limit": 1, "period_s": n} for n in range(1, 10)]}, "at most 8"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from redis.asyncio import Redis
@@ -45,6 +47,13 @@ def ended(action: str) -> Finished:
     return Finished(
         action=action, node=NODE, incarnation=INCARNATION, epoch=0, attempt=1, stage=0, result=AttemptResult("ok")
     )
+
+
+def test_a_limit_that_is_full_at_no_finite_time_has_no_time_in_the_header() -> None:
+    states = [LimitState("search", 10.0, 9.0, 1.0, in_s) for in_s in (math.inf, None, 1e300)]
+    never, unknown, late = headers_of(states).split("\n")[1].split(", ")
+    assert (never, unknown) == ('"search/1s";r=9', '"search/1s";r=9')
+    assert late.startswith('"search/1s";r=9;t=1')
 
 
 async def test_leases_are_granted_on_the_store_and_answered_at_their_end(store: StoreOfFormerLeader) -> None:

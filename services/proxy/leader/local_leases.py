@@ -217,7 +217,8 @@ class LocalLeases:
                 kept.held.fence = lease.fence
 
     def acquired(self, acquisitions: Sequence[LeaseAcquisition], replies: Sequence[Acquired]) -> None:
-        """Note that leases are journaled. One whose caller has gone is cancelled."""
+        """Note that leases are journaled. One whose caller has gone is cancelled, and gives back all that it took."""
+        gone: list[tuple[str, GrantedLease | None]] = []
         for acquisition, reply in zip(acquisitions, replies, strict=True):
             action = acquisition.submission.action
             journaled = self._journaling.pop(action, None)
@@ -227,7 +228,14 @@ class LocalLeases:
                 late[0].entry = reply.entry
                 self._interpreter.put(lease_answering(*late), acquisition.submission.tenant, (action,))
             if journaled is not None and not _resolve(journaled, True):
-                self._leader.handle(ActionCancelled(action, GONE))
+                gone.append((action, reply.granted))
+        for action, granted in sorted(gone, key=lambda one: one[1] is not None):  # as `rejected`
+            kept = self._leader.unanswered.get(action)
+            self._leader.handle(ActionCancelled(action, GONE))
+            if granted is not None:
+                ended: asyncio.Future[LeaseCode | None] = asyncio.get_running_loop().create_future()
+                self._ending[action] = _Release(action, granted.fence, {}, ended)
+                self._end_unbegun(action, kept)
 
     def rejected(self, acquisitions: Sequence[LeaseAcquisition], error: Overloaded) -> None:
         """Remove leases that were not journaled from the dispatcher, as if they had never come. Those that wait go
@@ -237,14 +245,18 @@ class LocalLeases:
             self._rejecting = action = acquisition.submission.action
             kept = self._leader.unanswered.get(action)
             self._leader.handle(ActionCancelled(action, REJECTED))
-            if action in self._leader.unanswered and kept is not None and kept.held is not None:
-                never_begun = AttemptResult("cancelled", environment_exists=False)
-                self._leader.handle(AttemptsEnded((_end(action, kept.held.attempt, never_begun, 0.0),)))
+            self._end_unbegun(action, kept)
             self._rejecting = ""
             self._late.pop(action, None)
             journaled = self._journaling.pop(action, None)
             if journaled is not None and not journaled.done():
                 journaled.set_exception(error)
+
+    def _end_unbegun(self, action: str, kept: Unanswered | None) -> None:
+        """End a lease that nobody has used, after its cancellation."""
+        if action in self._leader.unanswered and kept is not None and kept.held is not None:
+            never_begun = AttemptResult("cancelled", environment_exists=False)
+            self._leader.handle(AttemptsEnded((_end(action, kept.held.attempt, never_begun, 0.0),)))
 
     def released(self, releases: Sequence[LeaseRelease], codes: Sequence[LeaseCode]) -> None:
         """Note that leases have ended."""

@@ -314,13 +314,18 @@ async def test_a_caller_that_goes_before_the_decision_submits_nothing(term: Term
 
 async def test_a_caller_that_goes_during_the_write_holds_nothing(term: Term, reader: Redis) -> None:
     tail = Tail(reader, {OUTCOMES: await streams.last_id(reader, OUTCOMES)})
-    journaled = term.ask(lease("a"))
+    waiting = [term.ask(lease(name)) for name in ("a", "b", "c")]
     term.leader.local_leases.decide()
-    journaled.cancel()
+    for journaled in waiting:
+        journaled.cancel()
     await term.run()
-    term.leader.take(await tail.read())
+    term.leader.take(await tail.read(block=False))
     await term.run()
     assert await term.is_empty()
+    assert b'"ended":"cancelled"' in (await term.record("a"))[b"answer"]
+    assert {one.used for one in (await read_quotas(term.redis)).levels} == {0.0}, "nothing was granted to anybody"
+    states = term.leader.dispatcher.limit_states({"search": 1.0}, term.clock.unix())
+    assert [one.free for one in states] == [2.0, 100.0]
 
 
 async def test_the_release_of_an_expired_lease_is_over_and_answers_it(term: Term) -> None:

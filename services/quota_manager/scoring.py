@@ -9,6 +9,7 @@ import msgspec
 
 from services.quota_manager.kinds import Extraction
 from shared.kinds.scoring import NoScore, always, at_pointer, decoded_json, last_match, number, scaled
+from shared.policy.resources.settling import MOST_USED
 
 
 def score_of(extraction: Extraction, body: bytes, in_time: Callable[[], bool] = always) -> float:
@@ -30,9 +31,9 @@ def score_of(extraction: Extraction, body: bytes, in_time: Callable[[], bool] = 
 
 
 def amount_of(pointer: str, document: Any) -> float | None:
-    """Return an amount that was used, in an answer; None if it has none, or one that is no amount."""
+    """Return an amount that was used, in an answer; None if it has none, or one that is ignored."""
     try:
         amount = number(at_pointer(document, pointer))
     except NoScore:
         return None
-    return amount if amount >= 0 else None
+    return amount if 0 <= amount <= MOST_USED else None

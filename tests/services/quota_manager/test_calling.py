@@ -71,19 +71,20 @@ async def test_a_call_is_sent_as_it_was_asked_for() -> None:
 
 
 async def test_an_accepted_answer_is_a_verdict_with_feedback() -> None:
-    body = b'{"choices": [{"text": "I give 8 of 10"}], "usage": {"total": 812}}'
+    body = b'{"choices": [{"text": "I give 8 of 10"}], "usage": {"total": 812, "cost": 2e9}}'
     params = {
-        "url": URL, "used": {"tokens": {"pointer": "/usage/total"}, "judge": {"pointer": "/usage/none"}},
+        "url": URL, "used": {"tokens": {"pointer": "/usage/total"}, "judge": {"pointer": "/usage/none"},
+                                "money": {"pointer": "/usage/cost"}},
         "extract": {"pointer": "/choices/0/text", "pattern": "give ([0-9]+)", "scale": 0.1, "pass_at": 0.7},
     }  # fmt: skip
 
-    result = await attempt(Upstream((200, body)), params, quotas={"judge": 1.0, "tokens": 500.0})
+    result = await attempt(Upstream((200, body)), params, quotas={"judge": 1.0, "tokens": 500.0, "money": 1.0})
 
     assert (result.status, result.score, result.passed, result.evidence) == ("ok", 0.8, True, "separate")
     assert result.quotas_used == {"tokens": 812.0}
     assert result.feedback == (Feedback("judge", "ok"),)
     output = msgspec.json.decode(result.output)
-    assert (output["json"]["usage"], output["unsettled"]) == ({"total": 812}, ["judge"])
+    assert (output["json"]["usage"], output["unsettled"]) == ({"total": 812, "cost": 2e9}, ["judge", "money"])
 
 
 async def test_an_amount_of_a_quota_that_the_action_does_not_take_is_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from services.proxy.leader.flushing import Flushing
 from services.proxy.leader.local_calls import ActionCalls, LeaseCalls
 from services.proxy.leader.writes import (
     Discard,
@@ -17,6 +18,7 @@ from services.proxy.leader.writes import (
     HoldsChanged,
     LeaseInventory,
     Write,
+    leave,
     levels,
     levels_of,
 )
@@ -83,6 +85,7 @@ class Interpreter:
         self.action_calls: ActionCalls | None = None
         self.void: set[tuple[str, str]] = set()
         """(Action, mark) of grants that wait here and must not be sent: the journal has rejected the action."""
+        self.flushing = Flushing()
         self._waiting: TurnQueue[Write] = TurnQueue()
         self._more = asyncio.Event()
         self._traces_fail = False
@@ -153,7 +156,8 @@ class Interpreter:
                 self._repeats = True
 
         try:
-            await with_retries(write, what="dispatching", limit_s=None)
+            with self.flushing:
+                await with_retries(write, what="dispatching", limit_s=None)
         except Deposed:
             self.deposed = True
             _log.warning("deposed", epoch=self._epoch)
@@ -270,7 +274,7 @@ class Interpreter:
             )
         except Overloaded as error:
             rejection = error
-        _leave(batch, acquisitions)
+        leave(batch, acquisitions)
         if replies is None:
             self.lease_calls.rejected(acquisitions, rejection)
         else:
@@ -282,7 +286,7 @@ class Interpreter:
         assert self.action_calls is not None
         unwanted, again = self.action_calls.begin_write(submitted)
         if unwanted:
-            _leave(batch, unwanted)
+            leave(batch, unwanted)
             submitted = [one for one in submitted if one not in unwanted]
         limits = {"max_journal": self._max_journal, "most_kept": self._most_kept()}
         try:
@@ -291,7 +295,7 @@ class Interpreter:
             self.action_calls.rejected(submitted, error)
         else:
             self.action_calls.journaled(submitted, receipts)
-        _leave(batch, submitted)
+        leave(batch, submitted)
 
     def _is_void(self, write: Write) -> bool:
         if not isinstance(write, Granting) or (write.action, write.mark) not in self.void:
@@ -323,8 +327,3 @@ class Interpreter:
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
         return await functions.answer_actions(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)
-
-
-def _leave(batch: list[Write], gone: Sequence[Write]) -> None:
-    left = {id(write) for write in gone}
-    batch[:] = [write for write in batch if id(write) not in left]

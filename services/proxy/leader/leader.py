@@ -93,7 +93,7 @@ class Leader:
         self.local_leases = LocalLeases(self, interpreter, clock)
         self.local_actions = LocalActions(self, interpreter, clock)
         interpreter.lease_calls, interpreter.action_calls = self.local_leases, self.local_actions
-        self.wakeup = Wakeup(clock)
+        self.wakeup = Wakeup(clock, interpreter.flushing)
         self._parkings = 0
         """Serial of the newest message that parks or resumes."""
         self._ticked = 0.0

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
+from services.proxy.leader.flushing import Flushing
 from shared.bus.connection import ValkeyClock
 from shared.runtime.units import Seconds
 
@@ -26,8 +27,9 @@ AWAY_S: Final[Seconds] = 0.1
 class Wakeup:
     """Timer of one leader. Costs a comparison for each call of the dispatcher while no work waits for a refill."""
 
-    def __init__(self, clock: ValkeyClock) -> None:
+    def __init__(self, clock: ValkeyClock, flushing: Flushing | None = None) -> None:
         self._clock = clock
+        self._flushing = flushing or Flushing()
         self._at = math.inf
         self._changed = asyncio.Event()
 
@@ -38,7 +40,9 @@ class Wakeup:
             self._changed.set()
 
     async def run(self, tick: Callable[[Seconds], None], last_read: Callable[[], Seconds]) -> None:
-        """Call `tick` with the time now, at each time that was set and while Valkey is not away, until cancelled."""
+        """Call `tick` with the time now, at each time that was set and while Valkey is not away and no flush is late,
+        until cancelled.
+        """
         while True:
             self._changed.clear()
             wait_s = max(LEAST_S, self._at - self._clock.unix())
@@ -47,7 +51,7 @@ class Wakeup:
                     await self._changed.wait()
             except TimeoutError:
                 now = self._clock.unix()
-                if now - last_read() <= MOST_UNREAD_S:
+                if now - last_read() <= MOST_UNREAD_S and not self._flushing.is_late:
                     tick(now)
                 else:
                     await asyncio.sleep(AWAY_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -110,3 +110,9 @@ def levels_of(changes: Iterable[QuotaHold | Settled]) -> Iterable[str]:
 
 def _level(quota: str) -> str:
     return f" level of {quota}"  # no id begins with a blank
+
+
+def leave(batch: list[Write], gone: Sequence[Write]) -> None:
+    """Remove these writes from a batch."""
+    left = {id(write) for write in gone}
+    batch[:] = [write for write in batch if id(write) not in left]

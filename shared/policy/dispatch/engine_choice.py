@@ -3,7 +3,8 @@
 Each degree of a service is an engine of its own, so a degree costs more than its duration: a restore, if no free chunk
 holds the service at that degree, and before it the evictions of what is in its way. So calls are planned on the chunks
 of their nodes (`elastic.engine_plan`), with the least sum of ACT and a price on GPU-seconds: what they cost calls that
-wait behind the plan, and those that will arrive (`elastic.scheduling.price`).
+wait behind the plan, and those that will arrive (`elastic.scheduling.price`). What earlier calls have lost for want of
+another degree is taken off the cost of its restore (`resources.restore_credits`).
 Laws:
   - if few calls wait for few GPUs, those of a lane are planned together; else one after the other, in their order.
     Those that have waited for `swap_wait_s` are planned first, so others do not postpone them any more;

@@ -333,3 +333,17 @@ async def test_a_failed_trace_costs_its_spans_and_no_answer(driver: InterpreterD
 def untraced() -> float:
     (counted,) = UNTRACED.collect()
     return counted.samples[0].value
+
+
+async def test_a_flush_is_late_while_the_store_stalls(driver: InterpreterDriver) -> None:
+    async def is_late() -> bool:
+        return driver.interpreter.flushing.is_late
+
+    async with running(driver):
+        await driver.all_written()
+        assert not await is_late()
+        await command(driver.journal.redis, "CLIENT", "PAUSE", "600", "WRITE")
+        driver.put(*to_node(b"1"))
+        await soon(is_late)
+        await driver.all_written()
+        assert not await is_late()

@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import replace
 
+from services.proxy.leader import flushing
 from services.proxy.leader.leader import Leader
 from services.proxy.leader.wakeup import MOST_UNREAD_S, Wakeup
 from shared.bus.connection import ValkeyClock
@@ -69,6 +70,20 @@ async def test_nothing_is_handled_while_nothing_can_be_read(clock: ValkeyClock) 
     read_s = clock.unix()
     await soon(lambda: _is(bool(ticks)))
     running.cancel()
+
+
+async def test_time_grants_nothing_while_a_flush_is_late(clock: ValkeyClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a rate is exceeded when the store answers again: all grants reach their callers at once."""
+    monkeypatch.setattr(flushing, "LATE_S", 0.02)
+    recorder = WriteRecorder()
+    leader = waits_for_a_refill(recorder, clock)
+    waking = asyncio.create_task(leader.wakeup.run(leader.tick, clock.unix))
+    with recorder.flushing:
+        await asyncio.sleep(0.7)
+        assert leader.dispatcher.next_wake_s < clock.unix()
+        assert granted(recorder.writes) == []
+    await soon(lambda: _is([one.action for one in granted(recorder.writes)] == ["b"]))
+    waking.cancel()
 
 
 async def test_a_wake_up_may_move_and_be_cancelled(clock: ValkeyClock) -> None:

@@ -1,0 +1,34 @@
+"""The flush under way: a leader does not let time grant anything while one is late.
+
+What is granted meanwhile reaches its caller after the flush, all at once. So a rate would be exceeded after a stall of
+the store.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Final
+
+from shared.runtime.units import Seconds
+
+LATE_S: Final[Seconds] = 0.25
+"""Duration from which a flush is late."""
+
+
+class Flushing:
+    """Context of each flush, one after the other."""
+
+    def __init__(self) -> None:
+        self._late_at_s = math.inf
+
+    def __enter__(self) -> None:
+        self._late_at_s = time.monotonic() + LATE_S
+
+    def __exit__(self, *_: object) -> None:
+        self._late_at_s = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        """A flush has been under way for longer than it should."""
+        return time.monotonic() >= self._late_at_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shared.policy.elastic.scheduling import Scalable
@@ -206,14 +206,18 @@ class ActionState:
             return False
         return node.could_ever(self.work.kind, self.needs_of(units), self.use())
 
-    def choices(self) -> Iterator[Mapping[str, int]]:
-        """Yield units with which it can start, the fewest first: those of each degree of a model service, because each
+    def choices(self) -> Iterable[Mapping[str, int]]:
+        """Return units with which it can start, the fewest first: those of each degree of a model service, because each
         degree is an engine of its own; else the fewest, or those that it had if it is parked.
         """
-        yield self.units if self.parked else self.work.units
-        if self.scales and self.work.service and not self.parked:
-            for amount in self.work.amounts[1:]:
-                yield {**self.work.units, self.resource: amount}
+        if self.parked:
+            return (self.units,)
+        return self._degrees() if self.scales and self.work.service else (self.work.units,)
+
+    def _degrees(self) -> Iterator[Mapping[str, int]]:
+        yield self.work.units
+        for amount in self.work.amounts[1:]:
+            yield {**self.work.units, self.resource: amount}
 
     @property
     def is_last(self) -> bool:

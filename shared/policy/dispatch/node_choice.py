@@ -206,7 +206,10 @@ def fewest_units(cluster: ClusterState, pool: Pool, lane: Lane, action: ActionSt
     """Return the fewest units with which a node of the lane could run the action if it were empty; None: no node could.
     Cost as `is_possible`, for each degree.
     """
-    return next((units for units in action.choices() if _could_have(cluster, pool, lane, action, units)), None)
+    for units in action.choices():  # for most actions one
+        if _could_have(cluster, pool, lane, action, units):
+            return units
+    return None
 
 
 def _could_have(cluster: ClusterState, pool: Pool, lane: Lane, action: ActionState, units: Mapping[str, int]) -> bool:

@@ -1,7 +1,7 @@
-"""The flush under way: a leader does not let time grant anything while one is late.
+"""The flush under way: a refill of a quota does not wake the leader while one is late.
 
-What is granted meanwhile reaches its caller after the flush, all at once. So a rate would be exceeded after a stall of
-the store.
+What is granted meanwhile reaches its caller after the flush, together with what is granted then. So a rate would be
+exceeded after a stall of the store.
 """
 
 from __future__ import annotations

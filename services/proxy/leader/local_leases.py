@@ -253,7 +253,7 @@ class LocalLeases:
                 journaled.set_exception(error)
 
     def _end_unbegun(self, action: str, kept: Unanswered | None) -> None:
-        """End a lease that nobody has used, after its cancellation."""
+        """End a granted lease that was not used, after its cancellation."""
         if action in self._leader.unanswered and kept is not None and kept.held is not None:
             never_begun = AttemptResult("cancelled", environment_exists=False)
             self._leader.handle(AttemptsEnded((_end(action, kept.held.attempt, never_begun, 0.0),)))

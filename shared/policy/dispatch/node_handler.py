@@ -89,7 +89,7 @@ class NodeHandler:
                 commands.append(Revoke(action_id, node.name, grant.attempt))
                 continue
             if action is not None and not 0 <= grant.stage < len(action.request.stages):
-                action = None  # it is revoked as one that nobody waits for
+                action = None  # revoked like an attempt of an unknown action
             if not self.cluster.reconcile(now, node, action, action_id, grant):
                 commands.append(Revoke(action_id, node.name, grant.attempt))
             elif action is not None and not grant.queued:

@@ -253,12 +253,11 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
             layout, plan, states, depth, added, node, first, size, row[of.ROW_GB], wanted, np.bool_(False)
         )
         swap_s += evict_s
-        end_s = begin_s + swap_s + last_s
+        end_s = begin_s + last_s
     else:
         end_s = max(begin_s, states.ready_s[depth, engine]) + last_s
     swap_cost_s = swap_s * (1.0 + price * size / calls.sharers[call])
-    cost_s = end_s - swap_s + max(0.0, swap_cost_s - calls.credits_s[call, at])
-    cost_s += price * (idle_s + size * last_s / share)
+    cost_s = end_s + max(0.0, swap_cost_s - calls.credits_s[call, at]) + price * (idle_s + size * last_s / share)
     if cost_s > most_s:
         return none
     level = at

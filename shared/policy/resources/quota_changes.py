@@ -1,7 +1,7 @@
 """Changes of rates: the level of a changed rate, for the ledger and for the store.
 
 Law: what is free stays free, up to the new burst, and is refilled at the new rate from the change on. So no change of a
-rate creates free amounts. A rate without refill keeps what was taken.
+rate with the same period creates free amounts. A rate without refill keeps what was taken.
 Oracle: tests/shared/policy/resources/test_quota_changes.py.
 """
 

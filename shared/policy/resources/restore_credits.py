@@ -1,12 +1,13 @@
 """Credits of model services towards restores at other degrees: the ski-rental rule (Karlin et al., Algorithmica 1988).
 
-A restore serves later calls too, but a plan lets those that wait now pay for it alone. Without credits, a service with
-slow restores keeps its first engine, whatever its degree. Rule: what calls have lost because they did not have another
-degree is a credit of that degree. A plan takes it off the cost of a restore there. Calls pay rent for the present
-engine, until the rent has reached the price of another one. Laws (test_restore_credits.py):
-  - a credit is the largest sum of losses of the latest calls, of as many as one likes, since the last restore at its
+A restore serves later calls too, but a plan counts its cost for those that wait now. Without credits, a service with
+slow restores may keep its first engine although another degree would cost less in the long run. Rule: what calls have
+lost because they did not have another degree is a credit of that degree. A plan takes it off the cost of a restore
+there. Laws (test_restore_credits.py):
+  - a credit is the largest sum of losses of the latest calls, for any number of them, since the last restore at its
     degree; at least 0. So a degree that was better only sometimes has a small one;
-  - a restore spends the credit of its degree. So all that plans take off is at most what calls have lost before.
+  - a restore spends the credit of its degree. So the credits that restores spend are at most what calls have lost
+    before. Calls that are planned together each count the present one.
 """
 
 from __future__ import annotations

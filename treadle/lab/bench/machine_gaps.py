@@ -20,7 +20,7 @@ LEAST_S: Final = 0.003
 
 
 def spin(seconds: float) -> list[float]:
-    """Read the clock for so long. Returns the seconds of the gaps."""
+    """Read the clock for this many seconds. Returns the durations of the gaps, in seconds."""
     gaps, last = list[float](), perf_counter()
     end = last + seconds
     while last < end:

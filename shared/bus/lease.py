@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
+import asyncio
 from dataclasses import dataclass, field
+from typing import Final
 
 from redis.asyncio import Redis
 
@@ -11,7 +12,14 @@ from shared.bus import keys
 from shared.bus.connection import command
 from shared.bus.functions import call
 from shared.bus.keys import Role
+from shared.runtime import log
+from shared.runtime.process_names import has_ended, process_name
 from shared.runtime.units import Epoch, Seconds
+
+_log = log.get(__name__)
+
+RENEWED: Final = 0.6
+"""Share of its time that a lease of a living holder has left: it is renewed three times in it."""
 
 
 @dataclass(slots=True)
@@ -22,13 +30,31 @@ class Lease:
     role: Role
     ttl_s: Seconds
     """Time from the last `hold` until it expires."""
-    holder: str = field(default_factory=lambda: uuid.uuid4().hex)
+    holder: str = field(default_factory=process_name)
 
     async def hold(self) -> Epoch:
         """Take the lease, or renew it for `ttl_s`, even when memory is full.
 
-        Return the epoch, which a new holder raises by one; 0 while another process holds the lease.
+        Return the epoch, which a new holder raises by one; 0 while another process holds the lease. A holder that has
+        ended on this machine holds it until it has missed a renewal.
         """
+        epoch = await self._hold()
+        return await self._hold() if not epoch and await self.is_free() else epoch
+
+    async def is_free(self) -> bool:
+        """Return whether no process holds the lease. One that has ended is removed from it."""
+        key = keys.leader(self.role)
+        holder, left_ms = await asyncio.gather(command(self.redis, "GET", key), command(self.redis, "PTTL", key))
+        if holder is None:
+            return True
+        name = holder.decode()
+        if left_ms > RENEWED * 1000 * self.ttl_s or name == self.holder or not has_ended(name):
+            return False
+        await call(self.redis, "release_lease_v1", (key,), name)
+        _log.warning("holder_has_ended", role=self.role, left_s=round(left_ms / 1000, 1))
+        return True
+
+    async def _hold(self) -> Epoch:
         touched = (keys.leader(self.role), keys.epoch(self.role))
         return int(await call(self.redis, "hold_lease_v2", touched, self.holder, round(self.ttl_s * 1000)))
 

@@ -18,8 +18,8 @@ async def renew(redis: Redis, replica: str, ttl_s: Seconds) -> None:
     await call(redis, "renew_presence_v1", (keys.replica(replica),), round(ttl_s * 1000))
 
 
-async def absent(redis: Redis, replicas: Iterable[str]) -> set[str]:
-    """Return those of the replicas that are not alive."""
+async def left_s(redis: Redis, replicas: Iterable[str]) -> dict[str, Seconds]:
+    """Return for each replica the seconds for which it is alive without a renewal; 0 if it is not alive."""
     named = list(replicas)
-    found = await asyncio.gather(*(command(redis, "EXISTS", keys.replica(replica)) for replica in named))
-    return {replica for replica, exists in zip(named, found, strict=True) if not exists}
+    found = await asyncio.gather(*(command(redis, "PTTL", keys.replica(replica)) for replica in named))
+    return {replica: max(0, left_ms) / 1000 for replica, left_ms in zip(named, found, strict=True)}

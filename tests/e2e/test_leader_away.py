@@ -13,7 +13,7 @@ from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import LEASE_S, is_ready, leads, until
 
 SELDOM_S = 1200.0
-"""The lease of a replica that follows: it looks whether anybody leads after half of it."""
+"""The lease of a replica that follows: it looks eight times in it whether anybody leads."""
 
 
 @pytest.fixture

@@ -212,6 +212,57 @@ async def test_held_leases_survive_a_killed_leader(mesh: Mesh, acquired_through:
         await asyncio.wait({waiting, released})
 
 
+async def test_a_caller_that_ended_with_its_proxy_gets_no_lease(mesh: Mesh) -> None:
+    leader, other = mesh.proxies
+    async with (
+        AsyncTreadle(other.url) as client,
+        aiohttp.ClientSession(other.url) as http,
+        aiohttp.ClientSession(leader.url) as first,
+    ):
+        await client.quotas.set("search", concurrency=1)
+        body = {"quotas": {"search": 1}, "ttl_s": 60, "wait_s": 60}
+        lease = await acquired(http, body)
+        dying = asyncio.ensure_future(first.post("/v1/acquire", json=body))
+        await asyncio.sleep(0.5)
+        behind = asyncio.ensure_future(acquired(http, body))
+        await until_both_wait(client)
+        leader.kill()
+        with pytest.raises(aiohttp.ClientError):
+            await dying
+        async with http.post(f"/v1/leases/{lease['lease']}/release", json={"fence": lease["fence"]}) as reply:
+            assert reply.status == 200
+        assert await behind, "the lease of the dead caller would have lasted longer than this one could wait"
+
+
+async def until_both_wait(client: AsyncTreadle) -> None:
+    async with asyncio.timeout(LATE_S):
+        while (await client.quotas.view("search")).waiting_actions != 2:  # noqa: ASYNC110  # polls the mesh
+            await asyncio.sleep(0.1)
+
+
+async def test_a_repeat_through_another_replica_finds_its_lease(mesh: Mesh) -> None:
+    leader, other = mesh.proxies
+    async with (
+        AsyncTreadle(other.url) as client,
+        aiohttp.ClientSession(other.url) as http,
+        aiohttp.ClientSession(leader.url) as first,
+    ):
+        await client.quotas.set("search", concurrency=1)
+        body = {"quotas": {"search": 1}, "ttl_s": 60, "wait_s": 60}
+        lease = await acquired(http, body)
+        dying = asyncio.ensure_future(first.post("/v1/acquire", json={**body, "request_id": "r"}))
+        await asyncio.sleep(0.5)
+        leader.kill()
+        with pytest.raises(aiohttp.ClientError):
+            await dying
+        repeated = asyncio.ensure_future(acquired(http, {**body, "request_id": "r"}))
+        await until(lambda: leads(other))
+        await asyncio.sleep(2.0)  # its proxy is known to have ended
+        async with http.post(f"/v1/leases/{lease['lease']}/release", json={"fence": lease["fence"]}) as reply:
+            assert reply.status == 200
+        assert (await repeated)["lease"] != lease["lease"]
+
+
 @pytest.fixture
 def losing_its_store(stack_home: Path, exit_stack: ExitStack) -> tuple[str, str]:
     """Addresses of a store and of a proxy that waits shortly for it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from tests.e2e.campaign import grade_through
 from tests.e2e.replicas import Mesh, epoch, executions, is_ready, leads, running_mesh, until
@@ -32,6 +33,14 @@ def slow_mesh(stack_home: Path, exit_stack: ExitStack) -> Mesh:
     home = open_home(stack_home)
     exit_stack.enter_context(valkey_on_slow_disk(home, slow_fsync(home.programs)))
     return exit_stack.enter_context(running_mesh(valkey_url(home), proxies=2, managers=1))
+
+
+@pytest.fixture
+def store_and_mesh(stack_home: Path, exit_stack: ExitStack) -> tuple[redis.Redis, Mesh]:
+    """A store, and a mesh on it."""
+    url = exit_stack.enter_context(running_valkey(stack_home))
+    store = exit_stack.enter_context(redis.Redis.from_url(url))
+    return store, exit_stack.enter_context(running_mesh(url, proxies=2, managers=0, PROXY_LEASE_S="16"))
 
 
 def stages(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,6 +96,24 @@ async def test_the_other_replica_takes_over_from_a_killed_leader(mesh: Mesh) -> 
     async with trainer_at(other.url) as trainer:
         answers = await grade_through(trainer, disturb, size=SIZE, key="killed")
     assert executions(mesh) == len(stages(answers)), "nothing ran twice"
+
+
+async def test_a_killed_leader_of_this_machine_is_replaced_before_its_lease_expires(
+    store_and_mesh: tuple[redis.Redis, Mesh],
+) -> None:
+    store, mesh = store_and_mesh
+    leader, other = mesh.proxies
+
+    def leads_while_the_lease_lasts() -> bool:
+        return bool(store.pexpire("leader:dispatcher", 8_000)) and leads(other)  # as after a missed renewal
+
+    leader.freeze()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(6.0):  # three looks
+            await until(leads_while_the_lease_lasts)
+    leader.kill()
+    await until(leads_while_the_lease_lasts)
+    assert epoch(other) == 2
 
 
 async def test_a_stopping_leader_hands_over(mesh: Mesh) -> None:

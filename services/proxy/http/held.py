@@ -13,7 +13,6 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
@@ -32,6 +31,7 @@ from shared.bus.connection import TRANSIENT
 from shared.messages.actions import ActionSubmitted
 from shared.runtime import log
 from shared.runtime.errors import DeadlineMissed, Overloaded, TreadleError, Unavailable
+from shared.runtime.process_names import process_name
 from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
@@ -74,7 +74,7 @@ class HeldCalls:
     def __init__(self, settings: ProxySettings, retries: RunCodeRetries) -> None:
         self._settings = settings
         self._retries = retries
-        self.replica = secrets.token_hex(8)
+        self.replica = process_name()
         """Name of this replica, recorded with each held action."""
         self._count = 0
         for ended in RUN_CODE_ENDS:  # so that each is shown as 0 from the start

@@ -14,7 +14,7 @@ from services.proxy.leader.leader import Leader
 from services.proxy.leader.learned_amounts import store_learned_amounts
 from services.proxy.leader.recent_calls import RecentCalls
 from services.proxy.leader.recording import DispatchRecorder
-from services.proxy.leader.replicas import CHECK_S, AbsentReplicas
+from services.proxy.leader.replicas import cancel_held
 from services.proxy.leader.takeover import take_over
 from services.proxy.leader.tenant_weights import TenantWeights
 from services.proxy.metrics import (
@@ -58,6 +58,8 @@ TRIM_BEHIND_S = 10.0
 """Seconds for which outcomes that no write has removed are kept after the leader has read them, for a successor that is
 just taking over. They are small: the outputs of actions are removed with the answers based on them."""
 SWEEP_S: Seconds = 10.0
+LOOKS = 8
+"""How often a follower looks, in the time of a lease, whether it is free."""
 
 
 class Leadership:
@@ -150,7 +152,6 @@ class Leadership:
             await weights.refresh(leader)
             self._tail = tail = await take_over(self._redis, self._reader, leader)
             tail.stopping = self._stopping
-            leader.serve_leases()
             _log.info("leading", epoch=epoch)
             self.epoch = epoch
             EPOCH.set(epoch)
@@ -158,7 +159,7 @@ class Leadership:
                 asyncio.create_task(interpreter.run(), name="interpreter"),
                 asyncio.create_task(leader.wakeup.run(leader.tick, lambda: leader.last_read), name="wake-ups"),
                 asyncio.create_task(self._maintain(interpreter, leader, tail, weights), name="maintenance"),
-                asyncio.create_task(self._cancel_held(interpreter, leader), name="held calls"),
+                asyncio.create_task(cancel_held(self._redis, leader, lambda: interpreter.deposed), name="held calls"),
                 asyncio.create_task(leader.leases.expire(self._redis), name="leases"),
                 asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher, clock), name="backlog"),
                 asyncio.create_task(store_learned_amounts(self._redis, epoch, dispatcher), name="learned amounts"),
@@ -240,16 +241,6 @@ class Leadership:
             except TRANSIENT as error:
                 _log.warning("valkey_unavailable", what="maintenance", error=str(error))
 
-    async def _cancel_held(self, interpreter: Interpreter, leader: Leader) -> None:
-        """Cancel the actions that dead replicas held for their callers."""
-        absent = AbsentReplicas(self._redis)
-        while not interpreter.deposed:
-            await asyncio.sleep(CHECK_S)
-            try:
-                await absent.check(kept.submitted for kept in leader.unanswered.values() if not kept.leased)
-            except TRANSIENT as error:
-                _log.warning("valkey_unavailable", what="checking replicas", error=str(error))
-
     async def _check_planner(self, leader: Leader) -> None:
         leader.planned(await is_held(self._redis, Role.PLANNER))
 
@@ -301,14 +292,12 @@ class Leadership:
     # ---- following ---------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Wake this replica's waiters as the leader publishes answers, and campaign again about when the lease could
-        expire.
-        """
+        """Wake this replica's waiters as the leader publishes answers, until the lease is free."""
         self._tail = Tail(self._reader, {ANSWERED: await streams.last_id(self._redis, ANSWERED)}, block_s=0.5)
         await self._waiters.look_up(self._waiters.waited_for())
         await self._leases.look_up(self._leases.waited_for())
         loop = asyncio.get_running_loop()
-        campaign = loop.time() + self._settings.lease_s / 2
+        look = loop.time()
         async for entries in self._tail.batches():
             for entry in entries:
                 if isinstance(entry.message, LeasesGranted):
@@ -317,9 +306,9 @@ class Leadership:
                 await self._waiters.look_up(entry.message.actions)
                 await self._leases.look_up(entry.message.actions)
                 self._waiters.wake(entry.message.batches)
-            if loop.time() >= campaign:
-                campaign = loop.time() + self._settings.lease_s / 2
-                if not await is_held(self._redis, Role.DISPATCHER):
+            if loop.time() >= look:
+                look = loop.time() + self._settings.lease_s / LOOKS
+                if await self._lease.is_free():
                     return
 
 

@@ -148,7 +148,7 @@ class LeaseService:
             stages=(stage,),
             budget_s=request.wait_s,
             priority=request.priority,
-            held_by=self._replica,
+            held_by="" if given else self._replica,  # a repeat may come through another replica
         )
 
     async def _acquire(

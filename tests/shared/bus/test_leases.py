@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
 from redis.asyncio import Redis
 
-from shared.bus import backlog, functions
+from shared.bus import backlog, functions, keys
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
+from shared.bus.keys import Role
+from shared.bus.lease import RENEWED, Lease
 from shared.policy.dispatch.backlog import Backlog
 from shared.policy.model.waiting import WaitingReason, WaitingReasons
 from tests.shared.bus.journal import KEEP_ACTION_S, Journal, lead, resign
 
+NAMED = "from shared.runtime.process_names import process_name; print(process_name())"
 REASONS = WaitingReasons({("a1", 0): WaitingReason("stuck", "why")})
 Write = Callable[[Journal, str], Awaitable[object]]
 
@@ -83,6 +88,46 @@ async def test_only_the_holder_can_resign(valkey: Redis) -> None:
     await resign(valkey, "you")
 
     assert await lead(valkey, "you", 30.0) == 0
+
+
+async def ended_holder(ttl_s: float, valkey: Redis) -> str:
+    """Let a process of this machine hold the lease and end."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", NAMED, stdout=asyncio.subprocess.PIPE)
+    name = (await process.communicate())[0].decode().strip()
+    assert await lead(valkey, name, ttl_s) == 1
+    return name
+
+
+async def test_a_holder_that_has_ended_here_is_replaced_when_it_has_missed_a_renewal(valkey: Redis) -> None:
+    await ended_holder(30.0, valkey)
+    successor = Lease(valkey, Role.DISPATCHER, 30.0)
+
+    assert await successor.hold() == 0, "a clone of this machine would renew it"
+    assert not await successor.is_free()
+
+    await command(valkey, "PEXPIRE", keys.leader(Role.DISPATCHER), round(1000 * 30 * RENEWED) - 100)
+    assert await successor.hold() == 2
+    assert await successor.hold() == 2
+    assert not await successor.is_free()
+
+
+async def test_a_living_holder_keeps_its_lease_until_it_expires(valkey: Redis) -> None:
+    holder, other = (Lease(valkey, Role.DISPATCHER, 30.0) for _ in range(2))
+    assert await other.is_free()
+    assert await holder.hold() == 1
+
+    await command(valkey, "PEXPIRE", keys.leader(Role.DISPATCHER), 2000)
+    assert await other.hold() == 0
+    assert await holder.hold() == 1
+
+
+async def test_one_of_several_successors_replaces_an_ended_holder(valkey: Redis) -> None:
+    await ended_holder(10.0, valkey)
+    await command(valkey, "PEXPIRE", keys.leader(Role.DISPATCHER), 5000)
+
+    epochs = await asyncio.gather(*(Lease(valkey, Role.DISPATCHER, 10.0).hold() for _ in range(8)))
+
+    assert sorted(epochs) == [0] * 7 + [2]
 
 
 async def test_after_its_lease_has_run_out_the_same_holder_gets_a_new_epoch(valkey: Redis) -> None:

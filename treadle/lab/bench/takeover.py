@@ -24,8 +24,8 @@ EPOCH: Final = "treadle_proxy_leader_epoch "
 async def take_over(bench: Bench) -> list[BenchFigure]:
     """Queue actions of many batches that no node runs, kill the leader, and wait until its successor leads.
 
-    The time counts from the kill. It includes the supervisor's pause (0.2 s), the start of a proxy and the rest of the
-    lease (4 s). The same kill with an empty journal measures these alone.
+    The time counts from the kill. It includes the supervisor's pause (0.2 s) and the start of a proxy, which sees that
+    the former one has ended. The same kill with an empty journal measures these alone.
 
     Raises:
         BenchError: no proxy leads in time, or an action is missing.

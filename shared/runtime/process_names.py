@@ -1,0 +1,72 @@
+"""Names of processes, from which another process of the same machine can tell that the named one has ended.
+
+A service writes its name where others see it, and one that was killed cannot remove it. Others of its machine need not
+wait until its lease has expired.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from shared.runtime.identity import Identity, identify
+from shared.runtime.kept_processes import boot_id
+
+_NAMESPACE: Final = Path("/proc/self/ns/pid")
+
+
+class _Named(NamedTuple):
+    """The parts of a name."""
+
+    space: str
+    process: Identity
+
+
+def process_name() -> str:
+    """Return a new name of this process, unique in the world: 16 hexadecimal digits, and where `/proc` is readable also
+    `.<space>.<pid>.<start>`; at most 60 characters.
+    """
+    serial, space, own = secrets.token_hex(8), _space(), identify(os.getpid())
+    return serial if own is None or not space else f"{serial}.{space}.{own.pid}.{own.started}"
+
+
+def has_ended(name: str) -> bool:
+    """Return whether the named process has certainly ended. False also for one of another machine or container, and of
+    another user whose processes are hidden.
+
+    Machines that were cloned while running have one boot id. A process of a clone seems to have ended here: give those
+    that live time to show it.
+    """
+    found = _parse(name)
+    if found is None or found.space != _space():
+        return False
+    try:
+        os.kill(found.process.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # of another user: a mount of /proc with `hidepid` does not show it
+        shown = identify(found.process.pid)
+        return shown is not None and shown != found.process
+    return not found.process.alive()
+
+
+@cache
+def _space() -> str:
+    """Return the id of this pid namespace in this boot. Linux reuses the number of a namespace whose processes have all
+    ended: those of the former one are rightly not found in it. "": not known.
+    """
+    with suppress(OSError):
+        return blake2b(f"{boot_id()} {_NAMESPACE.stat().st_ino}".encode(), digest_size=6).hexdigest()
+    return ""
+
+
+def _parse(name: str) -> _Named | None:
+    parts = name.split(".")
+    if len(parts) != 4 or not (parts[2].isdecimal() and parts[3].isdecimal()):
+        return None
+    return _Named(parts[1], Identity(int(parts[2]), int(parts[3])))

@@ -138,7 +138,7 @@ class SchedulingRound:
         if head is None:
             return False
         nodes, action = cluster.nodes.of(pool, lane), cluster.queues.queued[head]
-        node = self._place(pool, lane, action)
+        node = self.place(pool, lane, action)
         if node is not None:
             self._grant(lane, action, node, is_head=True)
         elif is_stuck(cluster, pool, lane, action):
@@ -154,7 +154,7 @@ class SchedulingRound:
             if not waits and not follows(self.waits.nodes, nodes, action):
                 self.blocked.append(Blocked(action, pool, lane))
             alone = not self._backfill(pool, lane) and self._insists(pool, lane, head)
-            if alone and (node := self._place(pool, lane, action)) is not None:
+            if alone and (node := self.place(pool, lane, action)) is not None:
                 self._grant(lane, action, node, is_head=True)
                 return bool(lane.queue)
             if (one := sleeper(cluster, pool, lane, self.now)) is not None:
@@ -180,7 +180,7 @@ class SchedulingRound:
         self.reshared.add(head)
         return update_shares(self.cluster, pool, self.now, blocked=True)
 
-    def _place(self, pool: Pool, lane: Lane, action: ActionState) -> Node | None:
+    def place(self, pool: Pool, lane: Lane, action: ActionState) -> Node | None:
         """Return the node where the action may start now, if any."""
         self.trying = action.request.id
         if action.parked:
@@ -240,7 +240,7 @@ class SchedulingRound:
             full = id(action.work) in lacking or id(action.work) in self.engines.full
             if full or (more_than_free and not joins):
                 continue
-            node = self._place(pool, lane, action)
+            node = self.place(pool, lane, action)
             if action.scales:
                 most_elastic = most_free(cluster, pool, lane, self.waits.nodes)
             if node is not None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from shared.policy.dispatch.stimuli import RequestsSubmitted
-from treadle.lab.bench.chunk_choices import BUSY, GPUS_OF_A_NODE, ChunkLoad, EvictionLoad, decision_times
+from treadle.lab.bench.chunk_choices import BUSY, GPUS_OF_A_NODE, ChunkLoad, EvictionLoad, decision_times, timed_choices
 from treadle.lab.bench.figures import BenchError
 from treadle.lab.bench.gpu import decision_figures, swap_figures
 from treadle.lab.bench.judge_engine import EngineClock
@@ -27,10 +27,22 @@ def test_services_fill_the_memory_of_each_node_and_most_choices_are_grants() -> 
         load.make_room()
         before = load.granted
         assert not load.waiting
-        assert load.decide(load.request()) > 0.0
+        with timed_choices() as choices:
+            took = load.decide(load.request(), choices)
+        assert 0.0 < took.choosing_s < took.took_s
         granted += load.granted > before
         load.dispatcher.check()
     assert granted >= 50
+
+
+def test_a_choice_is_timed_only_inside() -> None:
+    load = ChunkLoad(1, random.Random(1))
+    with timed_choices() as choices:
+        load.follow(load.dispatcher.handle(load.now, RequestsSubmitted((load.request(),))))
+    took_s = choices.took_s
+    assert took_s > 0.0
+    load.follow(load.dispatcher.handle(load.now, RequestsSubmitted((load.request(),))))
+    assert choices.took_s == took_s
 
 
 def test_the_same_seed_makes_as_many_decisions() -> None:
@@ -38,13 +50,14 @@ def test_the_same_seed_makes_as_many_decisions() -> None:
 
 
 def test_the_cost_of_a_decision_is_the_least_of_its_runs_and_has_the_bound() -> None:
-    runs = iter([[1e-4, 9e-4], [9e-4, 2e-4], [2e-4, 8e-4]])
-    figures = list(decision_figures("x", "decision", runs.__next__, 3, 0.15))
+    runs = [[1e-4, 9e-4], [9e-4, 2e-4], [2e-4, 8e-4]]
+    figures = list(decision_figures("x", "decision", runs, 0.15))
     assert [(one.name, round(one.value, 9), one.met) for one in figures] == [
         ("x.p50", 0.1, None), ("x.p99", 0.9, False), ("x.cost.p50", 0.1, None), ("x.cost.p99", 0.2, False),
     ]  # fmt: skip
     with pytest.raises(BenchError, match="different decisions"):
-        list(decision_figures("x", "decision", iter([[1.0], [1.0, 2.0]]).__next__, 2, 1.0))
+        list(decision_figures("x", "decision", [[1.0], [1.0, 2.0]], 1.0))
+    assert {one.met for one in decision_figures("x", "decision", runs)} == {None}
 
 
 def test_the_decisions_of_two_runs_are_the_same() -> None:

@@ -79,6 +79,8 @@ class LeaseRevocation(NamedTuple):
 
     action: str
     attempt: int
+    begun: bool = True
+    """False: its caller never learned that it had the lease, so it has used nothing."""
 
 
 class LeaseEnd(NamedTuple):
@@ -201,7 +203,8 @@ async def revoke_leases(redis: Redis, epoch: Epoch, revoked: Sequence[LeaseRevoc
         Deposed: this leader's epoch is over; nothing was written.
     """
     touched = (_EPOCH, keys.OUTCOMES, keys.LEASES_DUE, *(keys.action(one.action) for one in revoked))
-    await call(redis, "revoke_leases_v1", touched, epoch, OUTCOMES.maxlen, *(one.attempt for one in revoked))
+    marks = (mark for one in revoked for mark in (one.attempt, int(one.begun)))
+    await call(redis, "revoke_leases_v2", touched, epoch, OUTCOMES.maxlen, *marks)
 
 
 async def expire_leases(redis: Redis, epoch: Epoch, most: int) -> tuple[int, Seconds | None]:

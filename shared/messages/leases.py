@@ -20,6 +20,8 @@ INCARNATION: Final = "store"
 """The node exists as long as the store, so it has one incarnation."""
 RESOURCE: Final = "leases"
 POOL: Final = f"{RESOURCE}@{NODE_CLASS}"
+GONE: Final = "its caller has gone"
+"""Reason of a cancellation whose caller never learned that it had the lease."""
 MOST_HELD: Final = 100_000
 """Leases that are held at once. Others wait."""
 

@@ -25,6 +25,7 @@ PUBLIC = frozenset(
     {
         "backlog",
         "batch_snapshots",
+        "choice_times",
         "config",
         "dispatcher",
         "quota_stimuli",

@@ -25,7 +25,7 @@ from shared.bus.functions import Deposed, Submission
 from shared.bus.held_leases import LeaseAcquisition, LeaseGrant, LeaseRevocation
 from shared.bus.holds import Taking
 from shared.messages import leases
-from shared.messages.actions import ActionSubmitted
+from shared.messages.actions import ActionSubmitted, CancelRequested, Request
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import NodeJoined, NodeSeen
 from shared.policy.dispatch.views import LimitState
@@ -98,7 +98,9 @@ class GrantedLeases:
                 self._grant(command, unanswered[command.action], unjournaled.pop(command.action, None))
             case Revoke():
                 names = (command.action,)
-                self._interpreter.put(LeaseRevocation(command.action, command.attempt), names=names)
+                kept = unanswered.get(command.action)
+                revocation = LeaseRevocation(command.action, command.attempt, kept is None or not kept.unused)
+                self._interpreter.put(revocation, names=names)
             case AskInventory():
                 self._interpreter.put_after_all(LeaseInventory())
 
@@ -113,6 +115,11 @@ class GrantedLeases:
         granting = LeaseGrant(grant.action, f"{grant.attempt}:{grant.node}", round(1000 * ttl_s), limits, taking)
         write = granting if submission is None else LeaseAcquisition(submission, granting)
         self._interpreter.put(write, submitted.tenant, (grant.action,))
+
+    def cancelled(self, asked: Request, unanswered: Mapping[str, Unanswered]) -> None:
+        """Note that a lease is cancelled because its caller has gone without it: it gives back all that it took."""
+        if isinstance(asked, CancelRequested) and asked.reason == leases.GONE and asked.action in unanswered:
+            unanswered[asked.action].unused = True
 
     def expires_at(self, at_s: Seconds) -> None:
         """Note when a lease expires that the store has granted: it may have been written late."""

@@ -142,6 +142,7 @@ class Leader:
                     if isinstance(asked, ResumeActionRequested) and asked.action in self.unanswered:
                         self.unanswered[asked.action].resume = entry.id
                     self._requests.begin(entry)
+                    self.leases.cancelled(asked, self.unanswered)
                     self._handle(now, to_request_stimulus(asked))
                 case InventoryTaken() | EnvironmentEnded() | Hello() | Bye():
                     self._finish(now, finished)

@@ -27,7 +27,7 @@ from shared.bus.held_leases import Acquired, LeaseAcquisition, LeaseCode, LeaseR
 from shared.bus.tail import Entry
 from shared.messages import leases
 from shared.messages.actions import ACTIONS, ActionSubmitted
-from shared.messages.leases import GrantedLease
+from shared.messages.leases import GONE, GrantedLease
 from shared.policy.dispatch.stimuli import ActionCancelled, AttemptsEnded
 from shared.policy.model.formulation import AnswerAction
 from shared.policy.model.reports import Ended
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 DECIDED_AT_ONCE: Final = 256
 """Calls of one kind that are decided together: about 10 ms."""
-GONE: Final = "its caller has gone"
 REJECTED: Final = "the journal has rejected it"
 _UNITS: Final = {leases.RESOURCE: 1}
 _MANY: Final = 4096

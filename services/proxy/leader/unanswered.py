@@ -38,5 +38,7 @@ class Unanswered:
     """Journal entry of the newest request to resume it."""
     leased: bool = False
     """It is a lease, and was granted: its caller holds it without a connection."""
+    unused: bool = False
+    """Its caller has gone before it learned that it has the lease."""
     held: HeldLease | None = None
     """Set if this term has granted it."""

@@ -3,7 +3,7 @@
 Laws (tests/e2e/test_leases.py):
   - a lease is granted by the leader in the order of all work, or not at all;
   - a refusal comes only if the amounts cannot be had by the deadline, or ever;
-  - what a caller no longer waits for is cancelled, and what it no longer renews expires.
+  - what a caller without a request id no longer waits for is cancelled, and what it no longer renews expires.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.bus.held_leases import LeaseCode, LeaseEnd, LeaseRecord
 from shared.kinds.formulation import amounts_of
 from shared.messages import leases
 from shared.messages.actions import ActionSubmitted, StageWork
-from shared.messages.leases import GrantedLease
+from shared.messages.leases import GONE, GrantedLease
 from shared.policy.model.quotas import NO_QUOTAS
 from shared.runtime.coarse_timers import CoarseTimers
 from shared.runtime.connection_watch import ConnectionWatch
@@ -50,7 +50,6 @@ _json = msgspec.json.Encoder().encode
 
 GRACE_S: Final[Seconds] = 2.0
 """Time after the deadline in which the leader's refusal is awaited. Without one, no leader can answer."""
-GONE: Final = "its caller has gone"
 
 Result = TypeVar("Result")
 
@@ -119,7 +118,7 @@ class LeaseService:
             outcome = await self._acquire(submitted, request.wait_s, future, gone)
         except (TreadleError, *TRANSIENT, asyncio.CancelledError) as error:
             accepted = not isinstance(error, Overloaded | Conflict)
-            if accepted and (request.request_id is None or isinstance(error, asyncio.CancelledError)):
+            if accepted and request.request_id is None:
                 self._cancel(submitted.action, GONE)
             raise
         finally:
@@ -175,7 +174,8 @@ class LeaseService:
         if outcome is not None:
             return outcome
         if watch.gone:
-            self._cancel(submitted.action, GONE)
+            if not submitted.request:  # else a repeat may wait for it, through another replica
+                self._cancel(submitted.action, GONE)
             raise Conflict(what=GONE)
         raise Unavailable(what="no leader has answered before the deadline")
 

@@ -73,14 +73,15 @@ local function acquire_leases(keys, args)
   return replies
 end
 
--- End a lease and report the end of its attempt. `used`: JSON, quota -> amount; or ''.
-local function end_lease(key, outcomes, due, kept, how, status, used, now)
+-- End a lease and report the end of its attempt. `used`: JSON, quota -> amount; or ''. `unbegun`: nothing was used
+local function end_lease(key, outcomes, due, kept, how, status, used, now, unbegun)
   local known = redis.call('HMGET', key, 'grant', 'granted_ms')
   redis.call('ZREM', due, id_of(key))
   if not known[1] then return end  -- its action has been answered
   redis.call('HSET', key, 'ended', how)
   local result = { status = status }
   if used ~= '' then result.quotas_used = cjson.decode(used) end
+  if unbegun then result.environment_exists = false end
   publish_event(outcomes, kept, {
     kind = 'finished.v2', action = id_of(key), node = LEASES_NODE, incarnation = LEASES_INCARNATION, epoch = 0,
     attempt = tonumber(string.match(known[1], '^%d+')), stage = 0, result = result,
@@ -152,16 +153,16 @@ local function renew_leases(keys, args)
   return replies
 end
 
--- revoke_leases(epoch:<role>, outcomes, leases:due, action...; epoch, kept, attempt...)
+-- revoke_leases(epoch:<role>, outcomes, leases:due, action...; epoch, kept, {attempt, begun: 1 or 0}...)
 --   The mesh no longer wants these attempts. One that has ended stays as it is.
 local function revoke_leases(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
   local now = now_ms()
-  for i = 3, #args do
-    local key = keys[i + 1]
+  for i = 3, #args, 2 do
+    local key = keys[4 + (i - 3) / 2]
     local a = redis.call('HMGET', key, 'grant', 'ended')
     if a[1] and not a[2] and string.match(a[1], '^%d+') == args[i] then
-      end_lease(key, keys[2], keys[3], args[2], 'revoked', 'cancelled', '', now)
+      end_lease(key, keys[2], keys[3], args[2], 'revoked', 'cancelled', '', now, args[i + 1] == '0')
     end
   end
   return 1
@@ -206,6 +207,6 @@ register_allowed_when_full('acquire_leases_again_v1', acquire_leases)
 register_allowed_when_full('end_leases_v1', end_leases)
 register_allowed_when_full('release_leases_with_quotas_v1', with_quotas(release_leases))
 register_allowed_when_full('renew_leases_v1', renew_leases)
-register_allowed_when_full('revoke_leases_v1', revoke_leases)
+register_allowed_when_full('revoke_leases_v2', revoke_leases)
 register_allowed_when_full('expire_leases_v1', expire_leases)
 register_allowed_when_full('list_leases_v1', list_leases)

@@ -110,6 +110,15 @@ async def test_a_revoked_lease_is_over_and_one_that_has_ended_stays(journal: Jou
     assert await end_leases(redis, [LeaseEnd("a", lease.fence)]) == ["over"]
 
 
+async def test_a_revoked_lease_reports_whether_it_has_begun(journal: Journal) -> None:
+    for name in ("a", "b", "c"):
+        await granted(journal, name)
+    revoked = [LeaseRevocation("a", 1), LeaseRevocation("b", 1, begun=False), LeaseRevocation("c", 1)]
+    await revoke_leases(journal.redis, journal.epoch, revoked)
+    reports = [one for one in await journal.messages(OUTCOMES) if isinstance(one, Finished)]
+    assert [(one.action, one.result.environment_exists) for one in reports] == [("a", True), ("b", False), ("c", True)]
+
+
 async def test_an_inventory_lists_what_is_held_after_what_has_ended(journal: Journal) -> None:
     redis = journal.redis
     await list_leases(redis, journal.epoch)

@@ -1,23 +1,20 @@
 """Benchmark of the choice of a chunk of GPUs and of its evictions, through the policy as its owners call it.
 
 Virtual time, in this process. The leader's decision is `Dispatcher.handle` over one submission; the choice is a part
-of it, `SchedulingRound.place`. The node's decision is `NodeServing` over a `Wanted` that evicts engines. In both,
+of it (`choice_times`). The node's decision is `NodeServing` over a `Wanted` that evicts engines. In both,
 memory is full.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Final, NamedTuple
-from unittest.mock import patch
 
-from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.choice_times import ChoiceTimes
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.dispatch.scheduling_round import SchedulingRound
 from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.stimuli import AttemptsEnded, InventoryReported, NodeJoined, RequestsSubmitted
 from shared.policy.model.chunks import Chunk, Served, ServedModel
@@ -26,8 +23,6 @@ from shared.policy.model.formulation import Command, Grant, Request, Work
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.policy.resources.chunks import GPUS
-from shared.policy.resources.ledger import Node
-from shared.policy.resources.pools import Lane, Pool
 from shared.policy.serving import model
 from shared.policy.serving.model import InstanceId, ModelServiceSpec, NodeMemory
 from shared.policy.serving.node_serving import NodeServing
@@ -59,28 +54,6 @@ class DecisionTime(NamedTuple):
     """Of it, of the choices of nodes, degrees and chunks for all actions that wait, and whether engines may be evicted
     there now."""
     took_s: float
-
-
-@dataclass(slots=True)
-class Choices:
-    """Time that choices have taken."""
-
-    took_s: float = 0.0
-
-
-@contextmanager
-def timed_choices() -> Iterator[Choices]:
-    """Add the time of all choices of this process, until the end. The sum costs 0.2 us for each."""
-    choices, place = Choices(), SchedulingRound.place
-
-    def timed(self: SchedulingRound, pool: Pool, lane: Lane, action: ActionState) -> Node | None:
-        began = perf_counter()
-        node = place(self, pool, lane, action)
-        choices.took_s += perf_counter() - began
-        return node
-
-    with patch.object(SchedulingRound, "place", timed):
-        yield choices
 
 
 @dataclass(slots=True)
@@ -178,7 +151,7 @@ class ChunkLoad:
                 key = (command.node, command.numbers)
                 self._busy[key] = self._busy.get(key, 0) + 1
 
-    def decide(self, request: Request, choices: Choices) -> DecisionTime:
+    def decide(self, request: Request, choices: ChoiceTimes) -> DecisionTime:
         """Submit the action. Returns the seconds of the leader's decision."""
         choices.took_s = 0.0
         began = perf_counter()
@@ -194,7 +167,7 @@ def decision_times(nodes: int, count: int, seed: int = 1, *, elastic: bool = Fal
     while load.busy <= BUSY * nodes * GPUS_OF_A_NODE and load.waiting <= WAITING:  # elastic ones wait for busy engines
         load.follow(load.dispatcher.handle(load.now, RequestsSubmitted((load.request(),))))
     taken: list[DecisionTime] = []
-    with uncollected(), timed_choices() as choices:
+    with uncollected(), ChoiceTimes(perf_counter) as choices:
         for number in range(WARM_UP + count):
             load.now += 0.05
             load.make_room()

@@ -225,6 +225,23 @@ async def test_a_caller_that_goes_is_granted_nothing(http: aiohttp.ClientSession
     await until_none_is_held(valkey)
 
 
+async def test_a_repeat_finds_its_lease_also_if_the_first_caller_had_to_wait_and_has_gone(
+    http: aiohttp.ClientSession,
+) -> None:
+    await limit(http, ONE)
+    held = (await acquire(http))[1]
+    first = asyncio.create_task(acquire(http, request_id="one", wait_s=30))
+    await asyncio.sleep(0.3)
+    first.cancel()
+    await asyncio.wait([first])
+    again = asyncio.create_task(acquire(http, request_id="one", wait_s=30))
+    await asyncio.sleep(0.3)
+    assert not again.done()
+    await release(http, held)
+    status, lease = await again
+    assert (status, lease["lease"] != held["lease"]) == (200, True)
+
+
 async def test_a_repeat_with_the_same_request_id_returns_the_same_lease(http: aiohttp.ClientSession) -> None:
     await limit(http, ONE)
     first, second = [(await acquire(http, request_id="one"))[1] for _ in range(2)]

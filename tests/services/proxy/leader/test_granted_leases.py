@@ -15,10 +15,10 @@ from shared.bus.functions import Answering
 from shared.bus.held_leases import LeaseGrant, LeaseRevocation
 from shared.bus.quotas import set_quota
 from shared.messages.actions import ActionSubmitted, CancelRequested, StageWork
-from shared.messages.leases import INCARNATION, KIND, NODE, POOL, RESOURCE
+from shared.messages.leases import GONE, INCARNATION, KIND, NODE, POOL, RESOURCE
 from shared.messages.outcomes import Finished, GrantHeld, InventoryTaken
 from shared.policy.dispatch.views import LimitState
-from shared.policy.model.quotas import QuotaLimits
+from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.model.results import AttemptResult
 from tests.services.proxy.former_leader import StoreOfFormerLeader
 from tests.services.proxy.mesh import EPOCH, answers, journalled
@@ -43,10 +43,9 @@ def inventory(*held: str) -> InventoryTaken:
     return InventoryTaken(node=NODE, incarnation=INCARNATION, epoch=EPOCH, held=grants)
 
 
-def ended(action: str) -> Finished:
-    return Finished(
-        action=action, node=NODE, incarnation=INCARNATION, epoch=0, attempt=1, stage=0, result=AttemptResult("ok")
-    )
+def ended(action: str, result: AttemptResult | None = None) -> Finished:
+    given = AttemptResult("ok") if result is None else result
+    return Finished(action=action, node=NODE, incarnation=INCARNATION, epoch=0, attempt=1, stage=0, result=given)
 
 
 def test_a_limit_that_is_full_at_no_finite_time_has_no_time_in_the_header() -> None:
@@ -87,6 +86,21 @@ async def test_a_new_leader_adopts_what_is_held_after_its_deadline(store: StoreO
     assert not [one for one in writes if isinstance(one, LeaseGrant | LeaseRevocation)]
     store.leader.take([journalled(CancelRequested(action="a"), at=store.clock.unix())])
     assert LeaseRevocation("a", 1) in store.recorder.take()
+
+
+async def test_a_lease_of_which_its_caller_never_learned_is_revoked_as_unused(store: StoreOfFormerLeader) -> None:
+    budget = Rate(5.0)
+    await set_quota(store.redis, "search", QuotaLimits((), (budget,)))
+    await store.submit(lease("a"))
+    await store.taken_over()
+    store.leader.serve_leases()
+    store.read(inventory())
+    assert store.leader.dispatcher.limit_states({"search": 1.0}, store.clock.unix())[0].free == 4.0
+    store.recorder.take()
+    store.leader.take([journalled(CancelRequested(action="a", reason=GONE), at=store.clock.unix())])
+    assert LeaseRevocation("a", 1, begun=False) in store.recorder.take()
+    store.read(ended("a", AttemptResult("cancelled", environment_exists=False)))
+    assert store.leader.dispatcher.limit_states({"search": 1.0}, store.clock.unix())[0].free == 5.0
 
 
 async def test_a_refusal_says_when_the_amounts_could_be_had(store: StoreOfFormerLeader) -> None:

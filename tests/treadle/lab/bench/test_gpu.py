@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from time import perf_counter
 
 import pytest
 
+from shared.policy.dispatch.choice_times import ChoiceTimes
 from shared.policy.dispatch.stimuli import RequestsSubmitted
-from treadle.lab.bench.chunk_choices import BUSY, GPUS_OF_A_NODE, ChunkLoad, EvictionLoad, decision_times, timed_choices
+from treadle.lab.bench.chunk_choices import BUSY, GPUS_OF_A_NODE, ChunkLoad, EvictionLoad, decision_times
 from treadle.lab.bench.figures import BenchError
 from treadle.lab.bench.gpu import decision_figures, swap_figures
 from treadle.lab.bench.judge_engine import EngineClock
@@ -27,7 +29,7 @@ def test_services_fill_the_memory_of_each_node_and_most_choices_are_grants() -> 
         load.make_room()
         before = load.granted
         assert not load.waiting
-        with timed_choices() as choices:
+        with ChoiceTimes(perf_counter) as choices:
             took = load.decide(load.request(), choices)
         assert 0.0 < took.choosing_s < took.took_s
         granted += load.granted > before
@@ -37,7 +39,7 @@ def test_services_fill_the_memory_of_each_node_and_most_choices_are_grants() -> 
 
 def test_a_choice_is_timed_only_inside() -> None:
     load = ChunkLoad(1, random.Random(1))
-    with timed_choices() as choices:
+    with ChoiceTimes(perf_counter) as choices:
         load.follow(load.dispatcher.handle(load.now, RequestsSubmitted((load.request(),))))
     took_s = choices.took_s
     assert took_s > 0.0

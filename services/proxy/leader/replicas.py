@@ -37,7 +37,7 @@ CHECK_S: Final[Seconds] = 5.0
 """Longer than a renewal takes after Valkey has come back."""
 LOOK_S: Final[Seconds] = 1.0
 """Interval at which the leader looks whether a process has ended on its machine."""
-CANCELLED_AT_ONCE: Final = 256
+CANCELLED_AT_ONCE: Final = 64
 PROXY_GONE: Final = "the proxy that held its caller is gone"
 
 
@@ -121,7 +121,8 @@ async def _cancel(absent: AbsentReplicas, leader: Leader) -> None:
     except TRANSIENT as error:
         _log.warning("valkey_unavailable", what="checking replicas", error=str(error))
         return
-    for start in range(0, len(gone), CANCELLED_AT_ONCE):
-        part = gone[start : start + CANCELLED_AT_ONCE]
-        leader.handle(*(ActionCancelled(action, PROXY_GONE) for action in part if action in leader.unanswered))
-        await asyncio.sleep(0)
+    for count, action in enumerate(gone, 1):
+        if action in leader.unanswered:
+            leader.handle(ActionCancelled(action, PROXY_GONE))  # alone, so that a failure names no other action
+        if count % CANCELLED_AT_ONCE == 0:
+            await asyncio.sleep(0)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -10,13 +9,13 @@ from typing import Annotated, Final
 import msgspec
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
 from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import WRONG, CommandFailed, exit_status
 from treadle.cli.up import Home
+from treadle.cli.watching import watch_lines, watch_tables
 from treadle.client.answers import QuotaRateView, QuotaView, Upstream
 from treadle.client.errors import NotFound
 from treadle.client.requests import QuotaRate
@@ -133,14 +132,14 @@ def watch(
 ) -> None:
     """Show all quotas until Ctrl-C. With --json: each look is one line."""
     options = GroupOptions.of(context, url, home, as_json)
+
+    def look() -> list[QuotaView]:
+        return options.call(lambda client: client.quotas.all())
+
     with exit_status("quota watch"):
-        while options.as_json:
-            typer.echo(msgspec.json.encode({"quotas": options.call(lambda client: client.quotas.all())}))
-            time.sleep(seconds)
-    with exit_status("quota watch"), Live(_table([]), console=Console(), auto_refresh=False) as live:
-        while True:
-            live.update(_table(options.call(lambda client: client.quotas.all())), refresh=True)
-            time.sleep(seconds)
+        if options.as_json:
+            watch_lines(lambda: msgspec.json.encode({"quotas": look()}), seconds)
+        watch_tables(lambda: _table(look()), seconds)
 
 
 def _show(view: QuotaView, as_json: bool) -> None:

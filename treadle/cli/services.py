@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console, Group
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
 from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import WRONG, CommandFailed, exit_status
 from treadle.cli.up import Home
+from treadle.cli.watching import watch_lines, watch_tables
 from treadle.client.answers import EngineView, GpuView, ModelServiceList, ModelServiceView
 from treadle.client.errors import NotFound
 
@@ -82,14 +82,14 @@ def watch(
 ) -> None:
     """Show all model services until Ctrl-C. With --json: each look is one line."""
     options = GroupOptions.of(context, url, home, as_json)
+
+    def look() -> ModelServiceList:
+        return options.call(lambda client: client.model_services.overview())
+
     with exit_status("services watch"):
-        while options.as_json:
-            typer.echo(msgspec.json.encode(options.call(lambda client: client.model_services.overview())))
-            time.sleep(seconds)
-    with exit_status("services watch"), Live(_table([]), console=Console(), auto_refresh=False) as live:
-        while True:
-            live.update(_overview(options.call(lambda client: client.model_services.overview())), refresh=True)
-            time.sleep(seconds)
+        if options.as_json:
+            watch_lines(lambda: msgspec.json.encode(look()), seconds)
+        watch_tables(lambda: _overview(look()), seconds)
 
 
 def show(context: typer.Context, name: Name, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:

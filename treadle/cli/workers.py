@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -13,7 +12,6 @@ from urllib.parse import quote
 import aiohttp
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 from yarl import URL
@@ -21,6 +19,7 @@ from yarl import URL
 from treadle.cli.groups import AsJson
 from treadle.cli.proxy import NOT_UP, WRONG, CommandFailed, exit_status
 from treadle.cli.up import Home
+from treadle.cli.watching import watch_lines, watch_tables
 from treadle.stack.home import home_path
 from treadle.stack.operate import current_state
 
@@ -215,13 +214,9 @@ def watch(
     options = WorkerOptions.of(context, url, key, home, as_json)
     with exit_status("workers watch"):
         calls = options.calls()
-        while options.as_json:
-            typer.echo(json.dumps(calls.call("GET", "/workers")))
-            time.sleep(seconds)
-        with Live(_table({"workers": []}), console=Console(), auto_refresh=False) as live:
-            while True:
-                live.update(_table(calls.call("GET", "/workers")), refresh=True)
-                time.sleep(seconds)
+        if options.as_json:
+            watch_lines(lambda: json.dumps(calls.call("GET", "/workers")), seconds)
+        watch_tables(lambda: _table(calls.call("GET", "/workers")), seconds)
 
 
 def _print_accepted(options: WorkerOptions, accepted: Mapping[str, Any]) -> None:

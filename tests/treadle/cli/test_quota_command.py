@@ -130,10 +130,12 @@ def test_watch_shows_changes_until_it_is_interrupted(call: Call, proxy: Service)
     environ = {**os.environ, "TREADLE_URL": proxy.url}
     command = [str(TREADLE), "quota", "watch", "--seconds", "0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, text=True) as watching:
-        asyncio.run(asyncio.sleep(5))
+        assert watching.stdout is not None
+        for shown, following in (("7 at once", "8"), ("8 at once", "9")):
+            assert any(shown in line for line in iter(watching.stdout.readline, ""))
+            call("set", "search", "--concurrency", following)
         watching.send_signal(signal.SIGINT)
-        out, error = watching.communicate(timeout=30)
-    assert "7 at once" in out
+        _, error = watching.communicate(timeout=30)
     assert (watching.returncode, error) == (130, "treadle quota watch: interrupted\n")
 
 

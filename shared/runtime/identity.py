@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,25 @@ class Identity:
 
 
 def identify(pid: int) -> Identity | None:
-    """Return the process that runs under ``pid`` now. None: there is none, or only a zombie."""
+    """Return the process that runs under ``pid`` now. None: there is none, only a zombie, or it cannot be seen."""
+    found = look_at(pid)
+    return None if found is None or found.ended else Identity(pid, found.started)
+
+
+class Seen(NamedTuple):
+    """What `/proc` shows of a pid."""
+
+    ended: bool
+    """Only a zombie is left."""
+    started: int
+    """As in `Identity`."""
+
+
+def look_at(pid: int) -> Seen | None:
+    """Return what has this pid now. None: nothing has it, or it cannot be read, as without a file descriptor."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()  # bytes: the name may be invalid text, with spaces and brackets
     except OSError:
         return None
     state, *fields = stat.rpartition(b")")[2].split()
-    return None if state in b"ZX" else Identity(pid, int(fields[18]))
+    return Seen(state in b"ZX", int(fields[18]))

@@ -14,10 +14,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from shared.runtime.identity import Identity, identify
+from shared.runtime.identity import Identity, identify, look_at
 from shared.runtime.kept_processes import boot_id
 
-_NAMESPACE: Final = Path("/proc/self/ns/pid")
+_PIDS: Final = Path("/proc/self/ns/pid")
+_TIMES: Final = Path("/proc/self/ns/time")
 
 
 class _Named(NamedTuple):
@@ -36,8 +37,8 @@ def process_name() -> str:
 
 
 def has_ended(name: str) -> bool:
-    """Return whether the named process has certainly ended. False also for one of another machine or container, and of
-    another user whose processes are hidden.
+    """Return whether the named process has certainly ended. False also for one of another machine or container, and for
+    one that exists and cannot be seen: a mount of `/proc` hides it, or this process has no file descriptor left.
 
     Machines that were cloned while running have one boot id. A process of a clone seems to have ended here: give those
     that live time to show it.
@@ -49,19 +50,21 @@ def has_ended(name: str) -> bool:
         os.kill(found.process.pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # of another user: a mount of /proc with `hidepid` does not show it
-        shown = identify(found.process.pid)
-        return shown is not None and shown != found.process
-    return not found.process.alive()
+    except OSError:
+        pass  # of another user
+    seen = look_at(found.process.pid)
+    return seen is not None and (seen.ended or seen.started != found.process.started)
 
 
 @cache
 def _space() -> str:
-    """Return the id of this pid namespace in this boot. Linux reuses the number of a namespace whose processes have all
-    ended: those of the former one are rightly not found in it. "": not known.
+    """Return the id of this boot, this pid namespace, and this time namespace, by which start times are shown. Linux
+    reuses the number of a namespace whose processes have all ended: those of the former one are rightly not found.
+    "": not known.
     """
     with suppress(OSError):
-        return blake2b(f"{boot_id()} {_NAMESPACE.stat().st_ino}".encode(), digest_size=6).hexdigest()
+        times = _TIMES.stat().st_ino if _TIMES.exists() else 0
+        return blake2b(f"{boot_id()} {_PIDS.stat().st_ino} {times}".encode(), digest_size=6).hexdigest()
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_a_process_that_got_the_pid_later_is_another_one(other: tuple[subprocess
     assert has_ended(f"{start}.{int(started) - 1}")
 
 
-def test_a_process_of_another_user_is_judged_by_its_pid_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_another_user_is_judged_by_what_is_seen_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     own = process_name()
 
     def forbidden(pid: int, number: int) -> None:
@@ -77,8 +78,18 @@ def test_a_process_of_another_user_is_judged_by_its_pid_and_start(monkeypatch: p
 
     assert not has_ended(own)
     assert has_ended(f"{own.rpartition('.')[0]}.1")
-    monkeypatch.setattr(process_names, "identify", lambda _pid: None)  # as `hidepid` shows it
-    assert not has_ended(own)
+
+
+def test_a_process_that_cannot_be_seen_has_not_ended() -> None:
+    """As under `hidepid`, and here because no file can be opened."""
+    own = process_name()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        ended = has_ended(own), has_ended(f"{own.rpartition('.')[0]}.1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert ended == (False, False)
 
 
 def test_a_process_of_another_machine_has_never_ended(other: tuple[subprocess.Popen[str], str]) -> None:

@@ -89,7 +89,7 @@ def unreadable(error: Exception, model: Any, what: str = "") -> BadRequest:
             return BadRequest(what=f"{named} is not UTF-8: byte 0x{bad:02x} at {error.start}; encode text as UTF-8")
         case RecursionError():
             return BadRequest(what=f"{named} has too many lists and objects inside each other")
-    hint = " (or a text holds half of a surrogate pair)" if "truncated" in str(error) else ""
+    hint = " (or is empty, or a text holds half of a surrogate pair)" if "truncated" in str(error) else ""
     return BadRequest(what=f"{named} is not JSON: {error}{hint}")
 
 
@@ -124,8 +124,8 @@ def _type(expected: Iterable[str], got: str) -> str:
     return f"must be {listed}, not {_TYPES.get(got, got)}"
 
 
-def _listed(allowed: Iterable[Any], got: str) -> str:
-    return f"must be one of {', '.join(map(str, allowed))}, not {got[:SHOWN_CHARS]}"
+def _listed(allowed: Iterable[Any], got: str, others: str = "") -> str:
+    return f"must be {others}one of {', '.join(map(str, allowed))}, not {got[:SHOWN_CHARS]}"
 
 
 # ---- msgspec -----------------------------------------------------------------------------------------------------
@@ -164,7 +164,8 @@ def _sentence(what: str, model: Any, path: Sequence[str]) -> str:
     if found := _TYPE.fullmatch(what):
         return _type(found[1].split(" | "), found[2])
     if found := _VALUE.fullmatch(what):
-        return _listed(_values(model, path), found[1])
+        numbers = any(isinstance(each, inspect.FloatType | inspect.IntType) for each in _types_at(model, path))
+        return _listed(_values(model, path), found[1], "a number or " if numbers else "")
     return "must be a finite number" if what == "Number out of range" else what
 
 

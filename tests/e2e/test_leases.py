@@ -25,6 +25,7 @@ from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.blocking import Treadle
 from treadle.client.errors import LeaseLost, QuotaNever, QuotaTaken
 from treadle.client.requests import QuotaRate
+from treadle.client.transport import MAX_ACQUIRING
 from treadle.lab.bench import lease_caller
 from treadle.testing.servers import running_valkey
 
@@ -344,6 +345,20 @@ async def test_the_clients_block_ends_with_a_lost_lease(mesh: Mesh) -> None:
             with pytest.raises(LeaseLost):
                 await lose()
         assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]  # a test is a task
+
+
+async def test_more_callers_than_connections_wait_and_release(mesh: Mesh) -> None:
+    async with AsyncTreadle(mesh.proxies[0].url) as client:
+        await client.quotas.set("search", concurrency=8)
+
+        async def call() -> None:
+            async with client.quota("search", wait_s=60, ttl_s=5):
+                await asyncio.sleep(0.02)
+
+        async with asyncio.timeout(LATE_S), asyncio.TaskGroup() as callers:
+            for _ in range(MAX_ACQUIRING + 50):
+                callers.create_task(call())
+        await until_nothing_is_held(client)
 
 
 async def test_the_blocking_client_holds_a_lease(mesh: Mesh) -> None:

@@ -19,7 +19,7 @@ from treadle.client.answers import LeaseView, QuotaLease
 from treadle.client.errors import LeaseLost, Transient, TreadleError, error_of
 from treadle.client.requests import AcquireRequest, LeaseFence, LeaseSettlement
 from treadle.client.retry import CONNECTION_ERRORS, RetryPolicy, retry
-from treadle.client.transport import JSON, Transport, encoded, quoted
+from treadle.client.transport import JSON, MAX_ACQUIRING, Transport, encoded, quoted
 
 RENEWALS: Final = 3
 """Renewals in the time of a lease."""
@@ -99,7 +99,9 @@ class AsyncLease:
 
         async def attempt() -> bytes:
             with transport.http_errors(PATH):
-                async with transport.request("POST", PATH, data=content, headers=JSON, timeout=timeout) as reply:
+                async with transport.request(
+                    "POST", PATH, most=MAX_ACQUIRING, data=content, headers=JSON, timeout=timeout
+                ) as reply:
                     answer = await reply.read()
             if reply.status >= 400:
                 raise error_of(reply.status, answer, str(reply.url), reply.headers.get("retry-after"))

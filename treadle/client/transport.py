@@ -23,8 +23,10 @@ JSON = {"content-type": "application/json"}
 NDJSON = {"content-type": "application/x-ndjson"}
 CONNECT_S = 5.0
 """Limit of opening a connection."""
-MAX_CONNECTIONS = 64
-"""Connections at once. Further requests wait for one."""
+MAX_CONNECTIONS = 512
+"""Connections at once. Further requests wait for one. Most systems allow a process 1,024 open files."""
+MAX_ACQUIRING = 256
+"""Connections at once that wait for leases, besides: a holder must be able to release what others wait for."""
 
 
 class Transport:
@@ -43,13 +45,13 @@ class Transport:
         self.rng = rng or random.Random()
         self.read_timeout_s = read_timeout_s
         self._headers = {"treadle-tenant": tenant} if tenant else None
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[int, aiohttp.ClientSession] = {}
+        """Most connections -> session."""
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        while self._sessions:
+            await self._sessions.popitem()[1].close()
 
     async def call(
         self,
@@ -108,12 +110,21 @@ class Transport:
         return await retry(attempt, retry_policy or self.retry_policy, f"{method} {self.url}{path}", self.rng)
 
     def request(
-        self, method: str, path: str, query: dict[str, str] | None = None, **options: Any
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        *,
+        most: int = MAX_CONNECTIONS,
+        **options: Any,
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Return the context of one HTTP request. The session is opened if it is not."""
-        if self._session is None:
-            self._session = open_session(self._headers, self.read_timeout_s)
-        return self._session.request(method, f"{self.url}{path}", params=query, **options)
+        """Return the context of one HTTP request. The session is opened if it is not.
+
+        `most`: connections of all requests with the same bound.
+        """
+        if (session := self._sessions.get(most)) is None:
+            session = self._sessions[most] = open_session(self._headers, self.read_timeout_s, most)
+        return session.request(method, f"{self.url}{path}", params=query, **options)
 
     @contextmanager
     def http_errors(self, path: str) -> Iterator[None]:
@@ -159,15 +170,16 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def open_session(headers: dict[str, str] | None, read_timeout_s: float) -> aiohttp.ClientSession:
+def open_session(headers: dict[str, str] | None, read_timeout_s: float, most: int) -> aiohttp.ClientSession:
     """Return a session. Call it in a running event loop, and close the session in the same loop.
 
     Args:
         headers: sent with every request.
         read_timeout_s: seconds without a byte after which a connection is closed (`TimeoutError`).
+        most: connections at once.
     """
     timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_S, sock_read=read_timeout_s)
-    connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS)
+    connector = aiohttp.TCPConnector(limit=most)
     return aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
 
 

@@ -135,7 +135,7 @@ def test_a_types_description_is_computed_once(monkeypatch: pytest.MonkeyPatch) -
     ("raw", "message"),
     [
         (b'{"text": "\xff"}', "the text is not UTF-8: byte 0xff at 0; encode text as UTF-8"),
-        (b"{", "the text is not JSON: Input data was truncated (or a text holds half of a surrogate pair)"),
+        (b"", "the text is not JSON: Input data was truncated (or is empty, or a text holds half of a surrogate pair)"),
     ],
 )
 def test_bytes_that_are_no_json_are_named(raw: bytes, message: str) -> None:
@@ -167,3 +167,9 @@ def patterns_of(node: Any) -> set[str]:
 def test_a_name_does_not_end_with_a_newline() -> None:
     with pytest.raises(BadRequest, match="must be letters, digits and '_'"):
         decoded(msgspec.json.Decoder(dict[environments.Variable, str]), b'{"A\\n": ""}')
+
+
+def test_a_literal_or_a_number_names_both() -> None:
+    decoder = msgspec.json.Decoder(dict[str, float | Literal["learned"]])
+    with pytest.raises(BadRequest, match=r"must be a number or one of learned, not 'x'"):
+        decoded(decoder, b'{"search": "x"}')

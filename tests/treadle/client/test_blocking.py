@@ -220,7 +220,7 @@ def test_a_call_that_is_cancelled_by_closing_leaves_no_connection(client: Treadl
     other.join(10)
     assert len(failed) == 1
     assert proxy.cancelled.is_set()
-    assert client._twin._transport._session is None
+    assert not client._twin._transport._sessions
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:

@@ -38,7 +38,8 @@ def lease_paths() -> dict[str, Any]:
                 "summary": "Hold amounts of quotas, all or none",
                 "description": "For callers that call an external API themselves. The answer comes when the amounts "
                 "are granted, in the order of all work, or when it is certain that they cannot be granted in time: 429 "
-                "with `Retry-After`. A caller that closes its connection is not granted anything.",
+                "with `Retry-After`. A caller without a `request_id` that closes its connection is not granted "
+                "anything. One with a `request_id` can repeat the request, and finds its lease.",
                 "parameters": [TENANT],
                 "requestBody": body("AcquireRequest"),
                 "responses": acquired,

@@ -65,8 +65,8 @@ class ProxySettings(ServiceSettings):
     keep_trajectory_s: float = Field(3600.0, gt=0)
     """Retention of a trajectory's record, from its end."""
     lease_s: float = Field(4.0, gt=0.5)
-    """Duration of the dispatching lease. A dead leader is replaced after at most 1.13 times this time plus 0.5 s, and
-    after half of it plus 0.5 s if its successor sees that its process has ended (on one machine)."""
+    """Duration of the dispatching lease. A replica takes over from a dead leader after at most 1.13 times this time
+    plus 0.5 s, and after about half of it plus 0.5 s if both run on one machine (ADR 0085)."""
     node_lost_s: float = Field(10.0, gt=0)
     """A node is treated as dead if it sends nothing for this time."""
     stimulus_logs: Path | None = None

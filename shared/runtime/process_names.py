@@ -1,7 +1,7 @@
-"""Names of processes, from which another process of the same machine can tell that the named one has ended.
+"""Names of processes, with which a process checks whether another one of its machine has ended.
 
-A service writes its name where others see it, and one that was killed cannot remove it. Others of its machine need not
-wait until its lease has expired.
+A killed service cannot release its lease. With its name, other processes of its machine find out that it has ended, and
+do not wait until the lease expires.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ PER_S, BURST = 8.0, 60.0
 """The burst is refilled in 7.5 s, longer than an outage takes. So a leader that forgets what was taken gives more."""
 RATE = QuotaRate(limit=PER_S, period_s=1, burst=BURST)
 LATE_S = 90
+LONG = {"quotas": {"search": 1}, "ttl_s": 60, "wait_s": 60}
 
 
 @pytest.fixture
@@ -213,7 +214,11 @@ async def test_held_leases_survive_a_killed_leader(mesh: Mesh, acquired_through:
         await asyncio.wait({waiting, released})
 
 
-async def test_a_caller_that_ended_with_its_proxy_gets_no_lease(mesh: Mesh) -> None:
+@contextlib.asynccontextmanager
+async def one_held_lease(
+    mesh: Mesh,
+) -> AsyncIterator[tuple[AsyncTreadle, aiohttp.ClientSession, aiohttp.ClientSession, dict[str, Any]]]:
+    """A client and a session of the follower, a session of the leader, and the only lease of a quota, held."""
     leader, other = mesh.proxies
     async with (
         AsyncTreadle(other.url) as client,
@@ -221,11 +226,15 @@ async def test_a_caller_that_ended_with_its_proxy_gets_no_lease(mesh: Mesh) -> N
         aiohttp.ClientSession(leader.url) as first,
     ):
         await client.quotas.set("search", concurrency=1)
-        body = {"quotas": {"search": 1}, "ttl_s": 60, "wait_s": 60}
-        lease = await acquired(http, body)
-        dying = asyncio.ensure_future(first.post("/v1/acquire", json=body))
+        yield client, http, first, await acquired(http, LONG)
+
+
+async def test_a_caller_that_ended_with_its_proxy_gets_no_lease(mesh: Mesh) -> None:
+    leader = mesh.proxies[0]
+    async with one_held_lease(mesh) as (client, http, first, lease):
+        dying = asyncio.ensure_future(first.post("/v1/acquire", json=LONG))
         await asyncio.sleep(0.5)
-        behind = asyncio.ensure_future(acquired(http, body))
+        behind = asyncio.ensure_future(acquired(http, LONG))
         await until_both_wait(client)
         leader.kill()
         with pytest.raises(aiohttp.ClientError):
@@ -243,20 +252,13 @@ async def until_both_wait(client: AsyncTreadle) -> None:
 
 async def test_a_repeat_through_another_replica_finds_its_lease(mesh: Mesh) -> None:
     leader, other = mesh.proxies
-    async with (
-        AsyncTreadle(other.url) as client,
-        aiohttp.ClientSession(other.url) as http,
-        aiohttp.ClientSession(leader.url) as first,
-    ):
-        await client.quotas.set("search", concurrency=1)
-        body = {"quotas": {"search": 1}, "ttl_s": 60, "wait_s": 60}
-        lease = await acquired(http, body)
-        dying = asyncio.ensure_future(first.post("/v1/acquire", json={**body, "request_id": "r"}))
+    async with one_held_lease(mesh) as (_, http, first, lease):
+        dying = asyncio.ensure_future(first.post("/v1/acquire", json={**LONG, "request_id": "r"}))
         await asyncio.sleep(0.5)
         leader.kill()
         with pytest.raises(aiohttp.ClientError):
             await dying
-        repeated = asyncio.ensure_future(acquired(http, {**body, "request_id": "r"}))
+        repeated = asyncio.ensure_future(acquired(http, {**LONG, "request_id": "r"}))
         await until(lambda: leads(other))
         await asyncio.sleep(2.0)  # its proxy is known to have ended
         async with http.post(f"/v1/leases/{lease['lease']}/release", json={"fence": lease["fence"]}) as reply:

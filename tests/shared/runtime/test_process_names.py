@@ -1,4 +1,4 @@
-"""Names of processes: they tell about an ended process of this machine, and about no other."""
+"""Names of processes: the end of a process is found on its own machine, and a living one is not judged ended."""
 
 from __future__ import annotations
 

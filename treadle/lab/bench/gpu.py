@@ -55,24 +55,22 @@ def _choices(sizes: GpuSizes) -> list[BenchFigure]:
 def _leader_figures(
     name: str, what: str, sizes: GpuSizes, most_ms: float, run: Callable[[], list[DecisionTime]]
 ) -> Iterator[BenchFigure]:
-    """Yield figures of the choice, which has the bound, and of the whole decision: submission, choice and grant."""
+    """Yield figures of the choice, and of the whole decision: submission, choice and grant. Both have the bound."""
     runs = _repeated(run, sizes)
     choices = [[one.choosing_s for one in times] for times in runs]
     yield from decision_figures(f"gpu.choose.{name}", f"choice {what}", choices, most_ms)
     whole = [[one.took_s for one in times] for times in runs]
-    yield from decision_figures(f"gpu.decide.{name}", f"leader's decision with the choice {what}", whole)
+    yield from decision_figures(f"gpu.decide.{name}", f"leader's decision with the choice {what}", whole, most_ms)
 
 
 def _repeated(run: Callable[[], Times], sizes: GpuSizes) -> list[Times]:
     return [run() for _ in range(sizes.repeats)]
 
 
-def decision_figures(
-    name: str, what: str, runs: Sequence[Sequence[float]], most_ms: float | None = None
-) -> Iterator[BenchFigure]:
+def decision_figures(name: str, what: str, runs: Sequence[Sequence[float]], most_ms: float) -> Iterator[BenchFigure]:
     """Yield what one run took, and what its decisions cost: the least of repeated runs, each of the same decisions.
 
-    Both have the bound, if there is one. The time of one run has the pauses of the machine, too.
+    Both have the bound. The time of one run has the pauses of the machine, too.
 
     Raises:
         BenchError: the runs made different decisions.
@@ -81,7 +79,7 @@ def decision_figures(
         raise BenchError(f"repeated runs of {name} made different decisions")
     least = sorted(min(times_s) for times_s in zip(*runs, strict=True))
     once = sorted(runs, key=lambda times_s: percentile(sorted(times_s), 99))[len(runs) // 2]
-    least_of, bound = f"least of {len(runs)} runs of each decision", None if most_ms is None else at_most(most_ms)
+    least_of, bound = f"least of {len(runs)} runs of each decision", at_most(most_ms)
     yield figure(f"{name}.p50", f"{what}, p50 of one run", percentile(sorted(once), 50) * 1e3, "ms")
     yield figure(f"{name}.p99", f"{what}, p99 of one run", percentile(sorted(once), 99) * 1e3, "ms", bound)
     yield figure(f"{name}.cost.p50", f"{what}, {least_of}, p50", percentile(least, 50) * 1e3, "ms")

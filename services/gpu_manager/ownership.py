@@ -20,6 +20,7 @@ from services.gpu_manager.serving import Serving
 from services.gpu_manager.settings import GpuManagerSettings
 from shared.node.resource_usage import ResourceUsage
 from shared.policy.serving import model, ownership
+from shared.policy.serving.node_view import InstanceView
 from shared.policy.serving.ownership import GpuOwnership, Ownership, Recorded
 from shared.runtime import log
 from shared.runtime.clock import Clock
@@ -127,7 +128,7 @@ class OwnedGpus:
         for view in self.serving.machine.view():
             if view.running or view.waiting:
                 busy.update(view.instance.chunk.gpus)
-            if view.device_gb or view.step is not None or view.state == "unknown":
+            if _occupies(view):
                 engines.update(view.instance.chunk.gpus)
             if view.state == "quarantined":
                 broken.update(view.instance.chunk.gpus)
@@ -193,3 +194,11 @@ class OwnedGpus:
         for state in get_args(Ownership):
             GPUS_BY_OWNERSHIP.labels(state).set(self.machine.states.count(state))
         self.changed()
+
+
+def _occupies(view: InstanceView) -> bool:
+    """Return whether an engine has to leave its GPUs before they are given away. A stopped one that was given by its URL
+    stays, asleep, with some memory.
+    """
+    awake = view.device_gb > 0 and view.state != "cold"
+    return awake or view.level is not None or view.step is not None or view.state == "unknown"

@@ -10,18 +10,22 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from services.gpu_manager.backends.protocol import Capabilities
 from services.gpu_manager.engine_use import NotServed
 from services.gpu_manager.ownership import OwnedGpus, check_no_release, hooks_of
 from services.gpu_manager.ownership_records import OwnershipRecords
 from services.gpu_manager.settings import GpuManagerSettings
+from services.gpu_manager.specs import spec_of
+from shared.model_services.entries import read_entries
 from shared.node.resource_usage import ResourceUsage
 from shared.policy.serving.ownership import GpuOwnership, Recorded
 from shared.runtime.clock import SYSTEM_CLOCK
 from shared.runtime.http import open_http
 from shared.runtime.settings import WrongSetting
-from tests.services.gpu_manager.test_serving import Node
+from tests.services.gpu_manager.test_serving import ENTRY, Node, SleepingBackend, WrittenBackend
 from tests.shared.bus.soon import soon
 
 HOOK = """
@@ -103,6 +107,57 @@ async def test_a_gpu_is_drained_released_and_acquired_again(tmp_path: Path) -> N
         assert owned.acquire_s > 0
         async with owner.node.using("j", "a"):
             assert owner.node.awake == {"a"}
+
+
+class GivenBackend(SleepingBackend):
+    """A written backend of an engine that runs already and can sleep."""
+
+    flags = Capabilities(("asleep1",), False, False, False, False)
+
+
+def declare_sleeper(owner: Owner, backend: WrittenBackend, **fields: Any) -> None:
+    """Declare the service `s`, whose engine can sleep."""
+    entry = read_entries(msgspec.json.encode({"s": {**ENTRY, "backend": "vllm", **fields}}))["s"]
+    owner.node.backends["s"] = backend
+    owner.node.serving.set_service("s", entry, spec_of("s", entry))
+
+
+async def test_a_gpu_whose_given_engine_sleeps_is_released_although_the_engine_keeps_memory(tmp_path: Path) -> None:
+    owner = Owner(tmp_path)
+    given = {"command": None, "url": "http://127.0.0.1:1", "first_gpu": 0, "memory_gb": {"awake": 16, "asleep": 3}}
+    backend = GivenBackend("s", owner.node.awake)
+    declare_sleeper(owner, backend, **given)
+    async with owner.running() as owned:
+        async with owner.node.using("h", "s"):
+            owner.usage.own(0, SYSTEM_CLOCK.monotonic())
+            await asyncio.sleep(0.5)
+            assert (owned.state_of(0)[0], owner.calls()) == ("held", []), "an action uses it"
+        await is_in(owned, "released")
+        assert not owner.node.awake, "it sleeps"
+        assert backend.steps["evict"] == 1
+        assert owner.node.machine.view()[0].device_gb == 3
+
+
+async def test_an_engine_that_sleeps_without_device_memory_is_stopped_before_its_gpu_is_released(
+    tmp_path: Path,
+) -> None:
+    owner = Owner(tmp_path)
+    backend = SleepingBackend("s", owner.node.awake, slow_s={"stop": 1.0})
+    declare_sleeper(owner, backend, memory_gb={"awake": 16, "asleep": 0, "host": 0})
+    async with owner.running() as owned:
+        async with owner.node.using("h", "s"):
+            pass
+        async with owner.node.using("i", "a"):
+            assert owner.node.state("s") == "evicted"
+        owner.node.serving.remove_service("a")
+        await asyncio.sleep(0.1)
+        assert [view.instance.service for view in owner.node.machine.view() if view.state != "cold"] == ["s"]
+        owner.usage.own(0, SYSTEM_CLOCK.monotonic())
+        await is_in(owned, "draining")
+        await asyncio.sleep(0.5)
+        assert owner.calls() == [], "its process has not ended"
+        await is_in(owned, "released")
+        assert backend.steps["stop"] == 1
 
 
 @pytest.mark.parametrize("event", ["release", "acquire"])

@@ -25,6 +25,8 @@ LEAST_RESTORE_S: Final[Seconds] = 1.0
 """Rest of a restore that is reported at least: it may take longer than expected."""
 _RESIDENT: Final = frozenset({"resident", "running", "loading", "restoring"})
 """States that are reported as resident: an action waits there for less than for a restore on another chunk."""
+_ANSWERS: Final = frozenset({"resident", "running"})
+"""States in which an engine answers calls: its address is published."""
 
 
 def services_of(
@@ -201,5 +203,5 @@ def _engine(view: InstanceView, offset_s: Seconds, address: str) -> EngineState:
         host_gb=view.host_gb,
         probe_at=None if view.probe_s is None else round(view.probe_s + offset_s, 3),
         measured_s={name: round(took_s, 3) for name, took_s in view.measured_s.items()},
-        address=address if view.state in _RESIDENT else "",
+        address=address if view.state in _ANSWERS else "",
     )

@@ -35,6 +35,14 @@ def test_released_gpus_are_reported_and_a_service_that_is_being_restored_counts_
     assert report.services[0].resident == [(0, 1), (2, 1)]
 
 
+def test_the_address_of_an_engine_is_published_while_it_answers_calls() -> None:
+    states: list[State] = ["loading", "restoring", "resident", "running", "draining", "evicting", "evicted", "unknown"]
+    views = [view(number, state) for number, state in enumerate(states)]
+    addresses = {one.instance: f"http://h:{one.instance.chunk.first}" for one in views}
+    page = page_of(NODE, ENTRIES, views, [], SYSTEM_CLOCK, addresses=addresses)
+    assert [one.state for one in page.engines if one.address] == ["resident", "running"]
+
+
 def test_restores_are_reported_by_degree() -> None:
     views = [view(0, "evicted", "asleep1", restore_cold=8.0, restore_asleep1=2.0), view(1, "cold", service="b")]
     views.append(replace(view(2, "cold", restore_cold=9.0), instance=InstanceId("a", Chunk(2, 2))))

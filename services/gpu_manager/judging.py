@@ -29,6 +29,7 @@ from services.gpu_manager.engine_calls import (
     upstream_failed,
 )
 from services.gpu_manager.kinds import ChatMessage, JudgeScore, ModelJudge
+from shared.kinds.judgement_schemas import check_document
 from shared.kinds.places import fill_text
 from shared.kinds.scoring import NoScore, always, at_pointer, compiled, decoded_json, last_match, scaled
 from shared.policy.model.results import AttemptResult
@@ -173,7 +174,10 @@ def score_in(rule: JudgeScore, text: str, scale: float = 1.0, in_time: Callable[
     """
     if rule.regex is not None:
         return scaled(last_match(rule.regex, text, in_time), scale)
-    return scaled(at_pointer(decoded_json(text.encode()), rule.pointer), scale)
+    document = decoded_json(text.encode())
+    if rule.schema is not None:
+        check_document(rule.schema, document)
+    return scaled(at_pointer(document, rule.pointer), scale)
 
 
 def text_output(text: str, completions: int, limit: int) -> bytes:

@@ -15,6 +15,7 @@ import msgspec
 
 from shared.kinds.cuda import CudaKernel, CudaProgram
 from shared.kinds.formulation import Name
+from shared.kinds.judgement_schemas import compiled as compiled_schema
 from shared.kinds.places import PLACE, filled_size
 from shared.kinds.plain import check_plain
 from shared.kinds.scoring import compiled
@@ -63,7 +64,8 @@ class JudgeScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Regular expression with one group, in RE2's syntax, searched in the last 16,384 characters of the completion. The
     last match counts, and its group is a number: `score: ([0-9.]+)`."""
     schema: dict[str, Any] | None = None
-    """JSON schema of the completion. The engine is asked to write JSON of this schema (`response_format`)."""
+    """JSON schema of the completion, without recursion. The engine is asked to write JSON of this schema
+    (`response_format`). A completion that violates it has no score."""
     pointer: Pointer = "/score"
     """With `schema`: place of the score in the completion. It holds a number, a text that is a number, or true or
     false."""
@@ -85,6 +87,10 @@ class JudgeScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             check_plain(self.schema, "schema")
             if (size := len(msgspec.json.encode(self.schema))) > MOST_SCHEMA:
                 raise ValueError(f"schema: it has {size} bytes, and may have {MOST_SCHEMA}")
+            try:
+                compiled_schema(self.schema)
+            except ValueError as error:
+                raise ValueError(f"schema: {error}") from error
 
 
 class ModelParams(Params, frozen=True, kw_only=True):

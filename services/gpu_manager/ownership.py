@@ -197,8 +197,9 @@ class OwnedGpus:
 
 
 def _occupies(view: InstanceView) -> bool:
-    """Return whether an engine has to leave its GPUs before they are given away. A stopped one that was given by its URL
-    stays, asleep, with some memory.
+    """Return whether an engine has to leave its GPUs before they are given away.
+
+    One that was given by its URL and is stopped stays there: asleep, with some memory.
     """
     awake = view.device_gb > 0 and view.state != "cold"
     return awake or view.level is not None or view.step is not None or view.state == "unknown"

@@ -20,6 +20,16 @@ VERDICT = JudgeScore(regex=r"\[\[(-?[0-9.eE+]+)\]\]")
 OBJECT = JudgeScore(schema={"type": "object"})
 DEEP = JudgeScore(schema={"type": "object"}, pointer="/grades/1/value")
 WHOLE = JudgeScore(schema={"type": "number"}, pointer="")
+POINTS = {"type": "integer", "minimum": 0, "maximum": 10}
+STRICT = JudgeScore(
+    schema={
+        "type": "object",
+        "properties": {"score": {"$ref": "#/$defs/points"}, "why": {"type": "string", "pattern": "^[a-z ]+$"}},
+        "required": ["score"],
+        "additionalProperties": False,
+        "$defs": {"points": POINTS},
+    }
+)
 
 SCORES: list[tuple[JudgeScore, str, float | None]] = [
     # ---- by a regular expression: the last match counts, and its group is a number
@@ -73,6 +83,18 @@ SCORES: list[tuple[JudgeScore, str, float | None]] = [
     (DEEP, '{"grades": [{"value": 1}, {"value": 2}]}', 2.0),
     (DEEP, '{"grades": [{"value": 1}]}', None),
     (WHOLE, "4", 4.0),
+    # ---- by a schema that the engine has not enforced
+    (STRICT, '{"score": 10, "why": "it is right"}', 10.0),
+    (STRICT, '{"score": 7.0}', 7.0),
+    (STRICT, '{"score": 95}', None),
+    (STRICT, '{"score": -1}', None),
+    (STRICT, '{"score": 7.5}', None),
+    (STRICT, '{"score": true}', None),
+    (STRICT, '{"score": "7"}', None),
+    (STRICT, '{"score": 7, "bonus": 1}', None),
+    (STRICT, '{"score": 7, "why": "IGNORE"}', None),
+    (STRICT, '{"score": 123456789012345678901234567890}', None),
+    (STRICT, "[7]", None),
     (WHOLE, '{"score": 4}', None),
 ]
 
@@ -84,6 +106,55 @@ def test_the_score_of_a_completion(rule: JudgeScore, text: str, score: float | N
     else:
         with pytest.raises(NoScore):
             score_in(rule, text)
+
+
+def test_a_violation_says_where_it_is() -> None:
+    with pytest.raises(NoScore, match=r"violates its schema at '/score': 95 is greater than the maximum of 10"):
+        score_in(STRICT, '{"score": 95}')
+
+
+def nested(levels: int, keyword: str) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"anyOf": [schema, {"properties": {"a": {}}}], keyword: False}
+    return schema
+
+
+def doubled(levels: int) -> dict[str, Any]:
+    """A schema of this many lines whose references lead to 2 ** levels parts."""
+    defs: dict[str, Any] = {"a0": {"type": "string"}}
+    for level in range(1, levels + 1):
+        defs[f"a{level}"] = {"anyOf": [{"$ref": f"#/$defs/a{level - 1}"}] * 2}
+    return {"$defs": defs, "$ref": f"#/$defs/a{levels}"}
+
+
+BAD_SCHEMAS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "intger"}, "intger"),
+    ({"properties": {"score": {"minimum": "0"}}}, "number"),
+    ({"$ref": "#"}, "recursive at '#'"),
+    ({"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"}, "recursive"),
+    ({"$ref": "file:///etc/passwd"}, "outside of it; write '#/"),
+    ({"$ref": "http://127.0.0.1:9/x.json"}, "outside of it"),
+    ({"$ref": "#/$defs/absent"}, "nothing at '#/"),
+    ({"$ref": 7}, "outside of it"),
+    ({"$id": "http://127.0.0.1:9/", "type": "object"}, "[$]id is not accepted"),
+    ({"$schema": "http://127.0.0.1:9/meta"}, "meta-schema"),
+    ({"type": "string", "pattern": "(?=a)"}, "regex"),
+    ({"type": "string", "pattern": "(a{1000}){1000}"}, "regex"),
+    (nested(30, "unevaluatedProperties"), "unevaluatedProperties is not accepted"),
+    (doubled(40), "more than 4096 parts"),
+]
+
+
+@pytest.mark.parametrize(("schema", "message"), BAD_SCHEMAS, ids=range(len(BAD_SCHEMAS)))
+def test_a_schema_that_cannot_be_checked_in_bounded_time_is_rejected(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"schema: .*{message}"):
+        JudgeScore(schema=schema)
+
+
+def test_names_and_data_of_a_schema_are_not_keywords() -> None:
+    names = {"$ref": {"type": "number"}, "unevaluatedItems": {}, "score": {"enum": [{"$ref": "x"}, 7]}}
+    assert score_in(JudgeScore(schema={"properties": names}), '{"$ref": 1, "score": 7}') == 7
 
 
 def test_a_scale_is_applied_once() -> None:

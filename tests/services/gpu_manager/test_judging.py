@@ -81,13 +81,25 @@ async def test_a_judgement_is_asked_for_as_the_parameters_say() -> None:
 async def test_a_schema_is_sent_to_the_engine() -> None:
     rule = {"schema": SCHEMA_OF_SCORE, "pointer": "/grades/1"}
 
-    result, engine = await judged({"messages": ASK, "score": rule}, completion('{"grades": [1, 0.25]}'))
+    result, engine = await judged({"messages": ASK, "score": rule}, completion('{"score": 1, "grades": [1, 0.25]}'))
 
     assert (result.status, result.score, result.passed) == ("ok", 0.25, None)
     assert engine.bodies[0]["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "judgement", "schema": SCHEMA_OF_SCORE, "strict": True},
     }
+
+
+async def test_a_judgement_that_violates_its_schema_is_asked_for_again_and_is_no_verdict() -> None:
+    points = {**SCHEMA_OF_SCORE, "properties": {"score": {"type": "integer", "minimum": 0, "maximum": 10}}}
+    params = {"messages": ASK, "score": {"schema": points}, "pass_at": 8, "attempts": 2}
+
+    result, engine = await judged(params, completion('{"score": 95}'), completion('{"score": 9}'))
+    assert (result.status, result.score, result.passed, len(engine.bodies)) == ("ok", 9, True, 2)
+
+    result, _ = await judged(params, completion('{"score": 95}'), completion('{"score": true}'))
+    assert (result.status, result.score, result.passed) == ("upstream-failed", None, None)
+    assert "violates its schema at '/score'" in result.reason
 
 
 async def test_an_unparsable_completion_is_asked_for_again_with_another_seed() -> None:

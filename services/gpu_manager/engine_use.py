@@ -32,6 +32,8 @@ class EngineUse:
     """Done if the engine is taken away."""
     ok: bool = False
     """The engine has served it. Set by the holder."""
+    failed: bool = False
+    """The engine has failed its call. Set by the holder."""
     ends_s: Seconds = inf
     """Time by which the engine has to answer. Set by the holder."""
 

@@ -152,6 +152,7 @@ class GpuExecutor:
             holding.ok = True
             return postponed(error.reason, error.retry_in_s or BUSY_RETRY_S)
         except EngineError as error:
+            holding.failed = True
             return lost(error.reason)
         except Exception as error:  # noqa: BLE001  # our bug, which is no statement about the sample
             _log.error("model_call_crashed", exc_info=error)

@@ -138,7 +138,7 @@ class Serving:
             del self._holders[holder]
             if not holding.refused.done():
                 unanswered = not holding.ok and self.clock.monotonic() >= holding.ends_s
-                self.handle(model.HolderEnded(holder, holding.ok, unanswered))
+                self.handle(model.HolderEnded(holder, holding.ok, unanswered, holding.failed))
 
     def ready_in_s(self, instance: InstanceId) -> Seconds:
         """Return the expected time until an engine is resident, by measured steps; 0: it is."""

@@ -33,6 +33,8 @@ class ServingConfig:
     most_probe_s: float = 600.0
     most_deaths: int = 3
     """Deaths of an engine, without a successful holder between them, that quarantine its instance."""
+    most_failed_calls: int = 3
+    """Calls in a row that an engine fails before it has to answer a canary."""
     most_waiting: int = 10_000
     """Most waiting holders of the node."""
     hung_after_s: float = 30.0

@@ -79,7 +79,7 @@ class HolderQueue:
             one.used_s = now
             if ended.ok:
                 one.deaths = one.failures = 0
-            one.note_end(ok=ended.ok, unanswered=ended.unanswered, now=now)
+            one.note_end(ended, self._state.config.most_failed_calls, now)
         self._state.touch(one)
 
     def expire(self, holder: str, now: float) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from shared.policy.serving.model import InstanceId, Level, ModelServiceSpec, Place, State, Step
+from shared.policy.serving.model import HolderEnded, InstanceId, Level, ModelServiceSpec, Place, State, Step
 
 
 class WaitingHolder(NamedTuple):
@@ -94,6 +94,8 @@ class EngineInstance:
     """Time since which it has had a holder and has answered none, and was not found alive; None: it has answered."""
     unanswered: int = 0
     """Holders since then whose time was over."""
+    failed_calls: int = 0
+    """Holders in a row whose calls the engine has failed."""
     checking_s: float | None = None
     """Begin of the check of its liveness that is under way."""
     suspect: bool = False
@@ -128,12 +130,16 @@ class EngineInstance:
         oldest = self.oldest
         return oldest is not None and now >= oldest.arrived_s + max_wait_s
 
-    def note_end(self, *, ok: bool, unanswered: bool, now: float) -> None:
-        """Note that an admitted holder, which was removed, has ended. `unanswered`: its time was over."""
-        if ok:
+    def note_end(self, ended: HolderEnded, most_failed: int, now: float) -> None:
+        """Note that an admitted holder, which was removed, has ended."""
+        if ended.ok:
             self.unanswered_s, self.unanswered, self.suspect = (now if self.running else None), 0, False
-        elif unanswered:
+            self.failed_calls = 0
+        elif ended.unanswered:
             self.unanswered += 1
+        elif ended.failed:
+            self.failed_calls += 1
+            self.suspect = self.suspect or self.failed_calls >= most_failed
         if self.suspect and not self.running:
             self.checked = False
             self.forget_unanswered()
@@ -147,6 +153,7 @@ class EngineInstance:
     def forget_unanswered(self) -> None:
         """Forget what was noted of its answers: a new engine begins, or a canary decides."""
         self.unanswered_s, self.unanswered, self.checking_s, self.suspect = None, 0, None, False
+        self.failed_calls = 0
 
     def kept_until_s(self) -> float:
         """End of its minimum residency; infinity while holders wait for it or use it. Overdue holders ignore it."""

@@ -6,6 +6,7 @@ answered none of them is read, beside its holders (`CheckLiveness`). What was fo
   - `alive`, and no holder's time was over since its last answer: it is slow. It is read again `hung_after_s` later;
   - otherwise it is *suspect*: it admits nobody. An answer to one of its holders ends that. If it has none any more, it
     has to answer a canary before the next one, as after a restore; if that fails, it is stopped.
+An engine that has failed `most_failed_calls` calls in a row, for example for lack of memory, is suspect too.
 
 Laws (tests/shared/policy/serving/test_liveness.py, and the model checker): at most one check of an engine is under way;
 an engine without holders is never read; a suspect engine admits nobody.

@@ -140,6 +140,8 @@ class HolderEnded(NamedTuple):
     ok: bool = True
     unanswered: bool = False
     """Its time was over before the engine has answered."""
+    failed: bool = False
+    """The engine has failed its call."""
 
 
 class Stepped(NamedTuple):

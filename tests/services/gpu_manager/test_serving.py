@@ -362,6 +362,24 @@ async def test_an_engine_that_dies_during_an_action_loses_the_attempt() -> None:
             await engine.lost.wait()
 
 
+async def lacks_memory(_: web.Request) -> web.Response:
+    return web.json_response({"error": "CUDA out of memory"}, status=500)
+
+
+async def test_an_engine_that_fails_calls_again_and_again_and_then_its_canary_is_loaded_anew() -> None:
+    async with running_engine(lacks_memory) as engine:
+        node = Node(engine.url)
+        async with executing(node) as executor:
+            for number in range(4):
+                result = await run(executor, grant(number, "a"))
+                assert (result.status, "out of memory" in result.reason) == ("lost", True)
+            assert node.backends["a"].steps == {"prepare": 1, "canary": 2}, "it has answered its canary"
+            node.backends["a"].fails["canary"] = WrongAnswer("CUDA out of memory")
+            for number in range(4, 7):
+                result = await run(executor, grant(number, "a"))
+            assert (node.state("a"), result.status) == ("quarantined", "postponed")
+
+
 async def test_an_action_whose_engine_is_quarantined_is_postponed() -> None:
     node = Node()
     node.backends["a"].fails["prepare"] = EngineError("it did not start")

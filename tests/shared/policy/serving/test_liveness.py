@@ -43,6 +43,49 @@ def time_out(node: Driver, holder: str) -> list[Command]:
     return node.handle(HolderEnded(holder, ok=False, unanswered=True))
 
 
+def fail(node: Driver, holder: str) -> list[Command]:
+    del node.node.running[holder]
+    return node.handle(HolderEnded(holder, ok=False, failed=True))
+
+
+def fail_calls(node: Driver, *holders: str) -> None:
+    """Let each of these calls be made, and fail."""
+    for holder in holders:
+        node.want(holder, A)
+        assert fail(node, holder) == []
+
+
+def test_an_engine_that_fails_three_calls_in_a_row_has_to_answer_a_canary() -> None:
+    node = used()
+    node.end("h1")
+    fail_calls(node, "h2", "h3", "h4")
+    assert node.want("h5", A) == [RunCanary(A)], "it is not admitted before"
+    assert node.step(A) == [Admit("h5", A)]
+    assert fail(node, "h5") == [], "the canary has begun a new count"
+    fail_calls(node, "h6")
+    assert node.want("h7", A) == [Admit("h7", A)]
+
+
+def test_a_served_call_ends_the_count_of_failed_ones() -> None:
+    node = used()
+    node.end("h1")
+    fail_calls(node, "h2", "h3")
+    node.want("h4", A)
+    node.end("h4")
+    fail_calls(node, "h5", "h6")
+    assert node.want("h7", A) == [Admit("h7", A)]
+
+
+def test_an_engine_that_fails_calls_beside_one_that_it_serves_goes_on_with_its_answer() -> None:
+    node = used(concurrency=4)
+    for holder in ("h2", "h3", "h4"):
+        node.want(holder, A)
+    for holder in ("h2", "h3", "h4"):
+        fail(node, holder)
+    assert node.want("h5", A) == [], "no other is admitted meanwhile"
+    assert node.end("h1") == [Admit("h5", A)]
+
+
 def test_an_engine_that_answers_nothing_is_read_once() -> None:
     node = used()
     assert node.after(9.9) == []

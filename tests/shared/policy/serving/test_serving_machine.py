@@ -119,7 +119,7 @@ class ServingMachine(RuleBasedStateMachine):
             if move == "want":
                 self.want_from(INSTANCES[number % len(INSTANCES)], inf)
             elif move == "end" and running:
-                self.end_holder(running[number % len(running)], ok=True)
+                self.end_holder(running[number % len(running)], "ok")
             elif move == "step" and steps:
                 self.finish_step(steps[number % len(steps)], "ok", (0.2, 2.0, 9.0)[number % 3])
             else:
@@ -150,14 +150,14 @@ class ServingMachine(RuleBasedStateMachine):
             assert self.serving.handle(self.now, Wanted(holder, one, inf)) == [], "a repeated arrival"
 
     @precondition(lambda self: self.node.running)
-    @rule(data=st.data(), ok=st.booleans(), unanswered=st.booleans())
-    def end(self, data: st.DataObject, ok: bool, unanswered: bool) -> None:
-        holder = data.draw(st.sampled_from(sorted(self.node.running)))
-        self.end_holder(holder, ok=ok, unanswered=unanswered and not ok)
+    @rule(data=st.data(), how=st.sampled_from(["ok", "", "unanswered", "failed", "failed"]))
+    def end(self, data: st.DataObject, how: str) -> None:
+        self.end_holder(data.draw(st.sampled_from(sorted(self.node.running))), how)
 
-    def end_holder(self, holder: str, *, ok: bool, unanswered: bool = False) -> None:
+    def end_holder(self, holder: str, how: str) -> None:
         del self.node.running[holder]
-        self.handle(HolderEnded(holder, ok, unanswered))
+        ok = how == "ok"
+        self.handle(HolderEnded(holder, ok, how == "unanswered", how == "failed"))
         assert self.serving.handle(self.now, HolderEnded(holder, ok)) == [], "a repeated end"
 
     @precondition(lambda self: self.node.checking)
@@ -274,7 +274,7 @@ class ServingMachine(RuleBasedStateMachine):
             if self.node.steps:
                 self.finish_step(min(self.node.steps), "ok", 1.0)
             elif self.node.running:
-                self.end_holder(min(self.node.running), ok=True)
+                self.end_holder(min(self.node.running), "ok")
             elif self.node.waiting and (wake_s := self.serving.next_wake_s()) < inf:
                 self.now = max(self.now, wake_s)
                 self.handle(TimePassed())

@@ -417,6 +417,7 @@ async def test_a_cancelled_wait_for_a_restore_is_reported() -> None:
     node.backends["a"].slow_s["prepare"] = 60.0
     async with executing(node) as executor:
         running = asyncio.create_task(run(executor, grant(1, "a")))
+        await asyncio.sleep(0)  # its wait begins
         await asyncio.sleep(0.1)
         running.cancel()
         result = await running

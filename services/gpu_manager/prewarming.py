@@ -4,6 +4,7 @@ The planner repeats a wish (`ResidencyWanted`) until the first request has come.
 (tests/services/gpu_manager/test_prewarming.py, tests/e2e/test_prewarmed_models.py):
   - a service is restored only on GPUs that this node owns and that no action uses (`to_prewarm`);
   - a wish is met once: a service that was evicted again for an action is not restored again without another wish;
+  - a met wish counts until its time is over (`FRESH_S`): until then no restore for another wish evicts its engine;
   - it waits for less than `max_wait_s`, so that it never has a holder of an action drained.
 """
 
@@ -40,6 +41,8 @@ MOST_WISHES: Final = 256
 class _Wish:
     degree: int
     until_s: Seconds
+    met: bool = False
+    """Its service has become resident, or becomes so: it is not restored again."""
     not_before_s: Seconds = 0.0
 
 
@@ -70,7 +73,7 @@ class Prewarming:
         until_s = self.clock.monotonic() + min(left_s, FRESH_S)
         known = self._wishes.get(message.service)
         if known is not None:
-            known.degree, known.until_s = message.degree, until_s
+            known.degree, known.until_s, known.met = message.degree, until_s, False
         elif len(self._wishes) < MOST_WISHES:
             self._wishes[message.service] = _Wish(message.degree, until_s)
 
@@ -100,12 +103,15 @@ class Prewarming:
             return
         now, views = self.clock.monotonic(), self.serving.machine.view()
         for service, wish in list(self._wishes.items()):
-            if now >= wish.until_s or is_ready(service, views):
+            if now >= wish.until_s:
                 del self._wishes[service]
-        wanted = {
+        ready = {service for service in self._wishes if is_ready(service, views)}
+        for service in ready:
+            self._wishes[service].met = True
+        wanted = {  # ready ones too: their engines are kept
             service: wish.degree
             for service, wish in self._wishes.items()
-            if service not in self._restores and now >= wish.not_before_s
+            if service in ready or (not wish.met and service not in self._restores and now >= wish.not_before_s)
         }
         for instance in to_prewarm(wanted, views, self.usable(), self.owned()):
             self._restores[instance.service] = asyncio.create_task(self._restore(instance), name=f"prewarm {instance}")
@@ -115,7 +121,8 @@ class Prewarming:
         try:
             async with self.serving.using(holder, instance, deadline) as use:
                 use.ok = True
-                self._wishes.pop(instance.service, None)
+                if (wish := self._wishes.get(instance.service)) is not None:
+                    wish.met = True
         except NotServed as error:
             PREWARMS.labels("failed").inc()
             _log.warning("model_not_prewarmed", instance=str(instance), reason=error.reason)

@@ -90,6 +90,29 @@ async def test_an_action_goes_first_and_a_wish_that_was_met_is_forgotten() -> No
         await wisher.is_resident("a")
 
 
+async def test_repeated_wishes_for_two_services_on_one_gpu_restore_one_of_them_and_evict_nothing() -> None:
+    wisher = Wisher()
+    async with wisher.running():
+        for _ in range(4):
+            wisher.wish("a")
+            wisher.wish("b")
+            await asyncio.sleep(0.5)
+        assert wisher.node.awake == {"a"}
+        assert wisher.node.backends["a"].steps["prepare"] == 1
+        assert not wisher.node.backends["b"].steps
+
+
+async def test_a_met_wish_protects_its_engine_until_its_time_is_over() -> None:
+    wisher = Wisher()
+    async with wisher.running():
+        wisher.wish("a", age_s=FRESH_S - 2.0)
+        await wisher.is_resident("a")
+        wisher.wish("b")
+        await asyncio.sleep(0.5)
+        assert wisher.node.awake == {"a"}
+        await wisher.is_resident("b")
+
+
 @pytest.mark.parametrize(
     "fields", [{"pool": "gpus@other"}, {"degree": 2}, {"age_s": FRESH_S}], ids=["pool", "degree", "age"]
 )

@@ -1,8 +1,8 @@
 """Execution of the decisions about engines: commands of the pure machine become calls of backends.
 
 `NodeServing` (`shared.policy.serving`) decides; here each step is one task, whose end is a stimulus. Laws:
-  - each step ends in exactly one `Stepped`. An error that is no `EngineError` or `OSError` is a bug of ours, and ends
-    the service;
+  - each step ends in exactly one `Stepped`, also if it is cancelled. An error that is no `EngineError` or `OSError` is
+    a bug of ours, and ends the service;
   - memory is measured before a load or a restore: an engine is not started into memory that is in use;
   - a holder's context ends in exactly one `HolderEnded`, also if it is cancelled.
 """
@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.gpu_manager.backends.given_engines import leave_given
-from services.gpu_manager.backends.protocol import Backend, EngineError, Level, OutOfMemory
+from services.gpu_manager.backends.protocol import Backend, EngineError, Level
 from services.gpu_manager.device_checks import check_memory
 from services.gpu_manager.devices import DeviceMemory
 from services.gpu_manager.engine_calls import EngineAddress
 from services.gpu_manager.engine_use import EngineUse, NotServed
 from services.gpu_manager.liveness import checked_liveness
-from services.gpu_manager.metrics import EVICTIONS, STEP_SECONDS
+from services.gpu_manager.metrics import EVICTIONS
 from services.gpu_manager.node_stop import stop_engines
 from services.gpu_manager.preconnecting import preconnect
+from services.gpu_manager.step_tasks import StepTasks, Work
 from shared.model_services.entries import ServiceEntry
 from shared.policy.serving import model
 from shared.policy.serving.model import InstanceId, Stimulus
@@ -58,6 +59,7 @@ class Serving:
     _watches: dict[InstanceId, asyncio.Task[None]] = field(default_factory=dict)
     _checks: dict[InstanceId, asyncio.Task[None]] = field(default_factory=dict)
     """Checks of liveness under way."""
+    _steps: StepTasks = field(init=False)
     _timer: asyncio.TimerHandle | None = None
     _removed: set[str] = field(default_factory=set)
     """Services that were removed. Their entries stay for engines that are still drained."""
@@ -65,6 +67,9 @@ class Serving:
     """The node stops: nothing is decided any more."""
     _failed: asyncio.Event = field(default_factory=asyncio.Event)
     _error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self._steps = StepTasks(self.clock, self._spawn, self.handle)
 
     # ---- services ----------------------------------------------------------------------------------------------
 
@@ -195,10 +200,8 @@ class Serving:
             case model.Stop(instance):
                 EVICTIONS.labels("cold").inc()
                 self._step(instance, "stop", self._stopped(instance))
-            case model.Abort(instance):
-                self._spawn(self._aborted(instance), f"abort {instance}")
-            case model.CheckLiveness(instance):
-                self._checks[instance] = self._spawn(self._live(instance), f"check {instance}")
+            case model.CancelStep() | model.Abort() | model.CheckLiveness():
+                self._execute_beside(command)
             case model.Admit(holder, _):
                 self._holders[holder].admitted.set_result(None)
             case model.RefuseHolder(holder, reason, retry_in_s):
@@ -207,6 +210,16 @@ class Serving:
                 _log.info("residency_changed", instance=str(instance), state=state, reason=reason)
                 self.changed(state)
 
+    def _execute_beside(self, command: model.CancelStep | model.Abort | model.CheckLiveness) -> None:
+        """Execute a command that is no step of its engine."""
+        match command:
+            case model.CancelStep(instance):
+                self._steps.cancel(instance)
+            case model.Abort(instance):
+                self._spawn(self._aborted(instance), f"abort {instance}")
+            case model.CheckLiveness(instance):
+                self._checks[instance] = self._spawn(self._live(instance), f"check {instance}")
+
     def _refuse(self, holder: str, reason: str, retry_in_s: Seconds | None) -> None:
         holding = self._holders.get(holder)
         if holding is not None and not holding.refused.done():
@@ -214,28 +227,10 @@ class Serving:
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
-    def _step(self, instance: InstanceId, step: model.Step, work: Coroutine[Any, Any, Level | None]) -> None:
+    def _step(self, instance: InstanceId, step: model.Step, work: Work) -> None:
         if (check := self._checks.pop(instance, None)) is not None:
             check.cancel()
-        self._spawn(self._stepped(instance, step, work), f"{step} {instance}")
-
-    async def _stepped(self, instance: InstanceId, step: model.Step, work: Coroutine[Any, Any, Level | None]) -> None:
-        began, left = self.clock.monotonic(), None
-        outcome: model.Outcome = "ok"
-        reason = ""
-        try:
-            left = await work
-        except OutOfMemory as error:
-            outcome, reason = "oom", error.reason
-        except EngineError as error:
-            outcome, reason = "failed", error.reason
-        except OSError as error:  # for example no descriptor is left: one engine fails, not the node
-            outcome, reason = "failed", str(error)
-        took_s = self.clock.monotonic() - began
-        STEP_SECONDS.labels(step, outcome).observe(took_s)
-        if outcome != "ok":
-            _log.warning("engine_step_failed", instance=str(instance), step=step, outcome=outcome, reason=reason)
-        self.handle(model.Stepped(instance, step, outcome, reason, took_s, left or "cold"))
+        self._steps.begin(instance, step, work)
 
     async def _loaded(self, instance: InstanceId) -> None:
         backend = self._backends[instance]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
+from shared.policy.serving.cancellations import StepCancellations
 from shared.policy.serving.engine_steps import EngineSteps
 from shared.policy.serving.evictions import (
     ROUNDING,
@@ -39,10 +40,13 @@ class Activations:
     cost.
     """
 
-    def __init__(self, state: NodeState, queue: HolderQueue, engines: EngineSteps) -> None:
+    def __init__(
+        self, state: NodeState, queue: HolderQueue, engines: EngineSteps, cancellations: StepCancellations
+    ) -> None:
         self._state = state
         self._queue = queue
         self._engines = engines
+        self._cancellations = cancellations
 
     # ---- progress ------------------------------------------------------------------------------------------------
 
@@ -251,6 +255,12 @@ class Activations:
         state = self._state
         outcome, reason = ("failed", one.died) if one.died else (stepped.outcome, stepped.reason)
         one.died = ""
+        if one.cancelled and outcome != "ok":
+            self._cancellations.ended(one, now)
+            return
+        one.cancelled = ""
+        if stepped.step != "canary":
+            one.late = 0
         if outcome == "oom" and stepped.step != "canary":
             self._out_of_memory(one, stepped, now)
         elif outcome != "ok":

@@ -69,12 +69,22 @@ class EngineSteps:
 
     # ---- quarantine ----------------------------------------------------------------------------------------------
 
-    def quarantine(self, one: EngineInstance, reason: str, now: float) -> None:
-        """Have an instance stopped, refuse its holders, and set the time of its probe."""
+    def quarantine(
+        self, one: EngineInstance, reason: str, now: float, *, failed: bool = True, least_s: float = 0.0
+    ) -> None:
+        """Have an instance stopped, refuse its holders, and set the time of its probe.
+
+        Args:
+            one: the instance.
+            reason: for people.
+            now: seconds.
+            failed: the pause before the probe doubles.
+            least_s: shortest pause.
+        """
         state, config = self._state, self._state.config
-        one.failures += 1
-        doublings = min(one.failures - 1, MOST_DOUBLINGS)
-        pause_s = min(config.most_probe_s, config.first_probe_s * 2**doublings)
+        one.failures += failed
+        doublings = min(max(0, one.failures - 1), MOST_DOUBLINGS)
+        pause_s = max(least_s, min(config.most_probe_s, config.first_probe_s * 2**doublings))
         one.quarantine, one.probe_s, one.probing, one.activation = reason, now + pause_s, False, None
         why = f"{one.id} is quarantined: {reason}"
         self._queue.refuse_running(one, why, pause_s)

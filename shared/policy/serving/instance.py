@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from shared.policy.serving.model import HolderEnded, InstanceId, Level, ModelServiceSpec, Place, State, Step
 
@@ -70,6 +70,10 @@ class EngineInstance:
     """Reason for which its engine is drained and stopped; empty: none."""
     stop_why: str = ""
     """Reason for which its engine is stopped as soon as nothing wakes up on its GPUs; empty: none."""
+    cancelled: Literal["", "unheld", "late"] = ""
+    """Its load or restore is being cancelled: nobody waited for it, or it was late (`cancellations`)."""
+    late: int = 0
+    """Loads and restores that were cancelled because they were late, since the last one that ended by itself."""
     died: str = ""
     """Reason of a death while a step was under way."""
     faults: int = 0

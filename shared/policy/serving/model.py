@@ -252,6 +252,13 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelStep:
+    """Cancel the load or restore under way. Its end is reported as always: as failed, unless it has succeeded."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Abort the running requests of an engine. No step: their holders end."""
 
@@ -295,5 +302,15 @@ class ResidencyChanged:
 
 
 Command = (
-    LoadEngine | Evict | Restore | RunCanary | Stop | Abort | CheckLiveness | Admit | RefuseHolder | ResidencyChanged
+    LoadEngine
+    | Evict
+    | Restore
+    | RunCanary
+    | Stop
+    | CancelStep
+    | Abort
+    | CheckLiveness
+    | Admit
+    | RefuseHolder
+    | ResidencyChanged
 )

@@ -24,6 +24,8 @@ Laws. Each one is held by the model checker (all interleavings of small cases) a
   9. An idle instance stays resident until its memory is needed. `view` changes nothing (test_turns.py).
   10. An engine that answers none of its holders for `hung_after_s` is read, and treated as dead if it hangs
      (`liveness`).
+  11. A load or restore is cancelled while others wait for its GPUs, if nobody waits for it or it is late
+     (`cancellations`).
 A stimulus costs what `Turns.settle` costs: it depends on the instances of the GPUs concerned that are not at rest
 (`resting`), and not on all instances. `ServiceSet`, `ServiceRemoved` and a GPU that is good again cost O(instances). A
 plan that gives up sleepers also costs O(those on its GPUs), and for their host memory O(sleepers of the node).
@@ -36,6 +38,7 @@ from typing import Any
 
 from shared.policy.serving import model
 from shared.policy.serving.activations import Activations
+from shared.policy.serving.cancellations import StepCancellations
 from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.engine_steps import EngineSteps
 from shared.policy.serving.holder_queue import HolderQueue
@@ -56,9 +59,12 @@ class NodeServing:
         self._state = NodeState(config, memory, StepTimes(config), gpus=[{} for _ in memory.device_gb])
         self._queue = HolderQueue(self._state)
         self._engines = EngineSteps(self._state, self._queue)
-        self._activations = Activations(self._state, self._queue, self._engines)
+        self._cancellations = StepCancellations(self._state, self._engines)
+        self._activations = Activations(self._state, self._queue, self._engines, self._cancellations)
         self._liveness = LivenessChecks(self._state, self._engines)
-        self._turns = Turns(self._state, self._queue, self._engines, self._activations, self._liveness)
+        self._turns = Turns(
+            self._state, self._queue, self._engines, self._activations, self._cancellations, self._liveness
+        )
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             model.ServiceSet: self._service_set,
             model.ServiceRemoved: self._service_removed,

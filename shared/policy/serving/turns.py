@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import inf
 
 from shared.policy.serving.activations import Activations
+from shared.policy.serving.cancellations import StepCancellations
 from shared.policy.serving.engine_steps import EngineSteps
 from shared.policy.serving.holder_queue import HolderQueue
 from shared.policy.serving.instance import EngineInstance
@@ -28,6 +29,7 @@ class Turns:
         queue: HolderQueue,
         engines: EngineSteps,
         activations: Activations,
+        cancellations: StepCancellations,
         liveness: LivenessChecks,
     ) -> None:
         self._state = state
@@ -35,6 +37,7 @@ class Turns:
         self._queue = queue
         self._engines = engines
         self._activations = activations
+        self._cancellations = cancellations
 
     def settle(self, now: float) -> None:
         """Do all that is possible after a change. O(A x W): A instances on the GPUs concerned that are not at rest, W
@@ -52,6 +55,8 @@ class Turns:
             wanted = [one for one in active.values() if one.waiting or one.probing or one.activation is not None]
             for one in sorted(wanted, key=lambda one: self._turn(one, now)):
                 self._activations.advance(one, now)
+            for one in wanted:
+                self._cancellations.make_way(one, now)
             for one in active.values():
                 self._fence(one, now)
         for one in seen.values():
@@ -131,7 +136,7 @@ class Turns:
         else:
             spec = spec.of_degree(one.id.chunk.size)
         if spec is None or spec != one.spec:
-            one.faults = one.deaths = one.failures = 0
+            one.faults = one.deaths = one.failures = one.late = 0
             one.quarantine, one.probing = "", False
             one.spec = spec or one.spec
         if not one.quarantine:
@@ -168,7 +173,7 @@ class Turns:
     def _next_s(self, one: EngineInstance, now: float) -> float:
         """Time at which an instance needs a turn without a stimulus; infinity: never."""
         state = self._state
-        at_s = min(self._drained_by_s(one), check_due_s(one, state.config))
+        at_s = min(self._drained_by_s(one), check_due_s(one, state.config), self._cancellations.next_s(one, now))
         if one.state == "unknown" and one.step is None:
             at_s = min(at_s, one.found_by_s)
         if self._probes(one):

@@ -135,7 +135,9 @@ def _engine_moves(world: CheckedState) -> Iterator[Move]:
     node, budget = world.node, world.budget
     for one, (step, _) in node.steps.items():
         outcomes: tuple[Outcome, ...] = ("ok",)
-        if budget.failures:
+        if one in node.cancelled:
+            outcomes = ("ok", "failed")
+        elif budget.failures:
             outcomes = ("ok", "failed", "oom") if step in ("load", "restore") else ("ok", "failed")
         for outcome in outcomes:
             yield f"{step} of {one}: {outcome}", partial(_finish, one=one, outcome=outcome)
@@ -210,7 +212,7 @@ def _give_up(world: CheckedState, holder: str) -> None:
 
 
 def _finish(world: CheckedState, one: InstanceId, outcome: Outcome) -> None:
-    if outcome != "ok":
+    if outcome != "ok" and one not in world.node.cancelled:
         world.budget = replace(world.budget, failures=world.budget.failures - 1)
     world.handle(world.node.finish(one, outcome, world.now, STEP_S))
 
@@ -260,6 +262,7 @@ def _restart(world: CheckedState, case: Case, done: set[InstanceId]) -> None:
     node.waiting.clear()
     node.running.clear()
     node.checking.clear()
+    node.cancelled.clear()
     node.states.clear()
     world.budget = replace(world.budget, restarts=world.budget.restarts - 1)
     world.serving = NodeServing(case.memory, case.config)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shared.policy.serving.model import (
     Abort,
     Admit,
+    CancelStep,
     CheckLiveness,
     Command,
     EngineMemory,
@@ -83,6 +84,8 @@ class FakeNode:
     """Instances whose requests were aborted, and have holders still."""
     checking: set[InstanceId] = field(default_factory=set)
     """Instances whose liveness is read."""
+    cancelled: set[InstanceId] = field(default_factory=set)
+    """Instances whose load or restore is being cancelled."""
     out_of_memory: bool = False
     """The stimulus was a step that ran out of memory."""
     seen: set[type[Command]] = field(default_factory=set)
@@ -127,6 +130,8 @@ class FakeNode:
                     if one in self.engines:
                         self.engines[one].canaried = False
                     self._begin(one, "stop")
+                case CancelStep(one):
+                    self._cancel(one, now)
                 case Admit(holder, one):
                     self._admit(holder, one, now)
                 case RefuseHolder(holder, reason, retry_s):
@@ -150,6 +155,17 @@ class FakeNode:
             case ResidencyChanged(one, state, _):
                 assert self.states.get(one, "cold") != state, "no change"
                 self.states[one] = state
+
+    def _cancel(self, one: InstanceId, now: float) -> None:
+        """A cancellation is for a waiting holder of another instance, which is overdue if the step has holders too."""
+        assert self.steps[one][0] in ("load", "restore"), f"{one} has no such step"
+        assert one not in self.cancelled, f"{one} is cancelled twice"
+        waits = [(other, at_s) for other, at_s, _ in self.waiting.values()]
+        others = [at_s for other, at_s in waits if other != one and other.chunk.overlaps(one.chunk)]
+        assert others, f"{one} is cancelled for nobody"
+        held = one in [other for other, _ in waits]
+        assert not held or any(now >= at_s + self.max_wait_s for at_s in others), f"{one} is cancelled too early"
+        self.cancelled.add(one)
 
     def _victim(self, one: InstanceId, now: float) -> None:
         """An eviction makes room for a waiting holder, and takes no protected victim for one that is not overdue."""
@@ -207,6 +223,13 @@ class FakeNode:
         for holder, (_, _, deadline_s) in self.waiting.items():
             assert now < deadline_s, f"{holder} waits after its deadline"
         self.aborted &= set(self.running.values())
+        wanted = {one for one, _, _ in self.waiting.values()}
+        for one, (step, _) in self.steps.items():
+            if step == "load" and one not in wanted and one not in self.cancelled:
+                for other in wanted:
+                    used = any(user.chunk.overlaps(other.chunk) for user in self.running.values())
+                    kept = used or other in self.steps or not other.chunk.overlaps(one.chunk)
+                    assert kept, f"{other} waits for the load of {one}, for which nobody waits"
 
     # ---- what happens ----
 
@@ -214,6 +237,7 @@ class FakeNode:
         """End a step."""
         self.out_of_memory = outcome == "oom"
         step, level = self.steps.pop(one)
+        self.cancelled.discard(one)
         engine = self.engines.get(one)
         if outcome == "ok" and engine is not None:
             match step:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from shared.policy.serving.cancellations import LATE
 from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.instance import EngineInstance
 from shared.policy.serving.node_serving import NodeServing
@@ -30,6 +31,7 @@ def node_key(node: FakeNode) -> Hashable:
         tuple(sorted((name, spec.revision) for name, spec in node.specs.items())),
         tuple(sorted(node.states.items())),
         tuple(sorted(node.checking)),
+        tuple(sorted(node.cancelled)),
     )
 
 
@@ -76,5 +78,14 @@ def _instance_key(
         (left(one.aborted_s, config.abort_limit_s), left(one.probe_s) if one.quarantine else None),
         (left(one.unanswered_s, config.hung_after_s), bool(one.unanswered), one.suspect),
         (one.checking_s is None, one.answered_meanwhile),
+        (_lasted(one, now, config), one.cancelled, one.late),
         (left(one.found_by_s), one.faults, min(one.deaths, config.most_deaths), one.probing, one.stuck, one.left),
     )
+
+
+def _lasted(one: EngineInstance, now: float, config: ServingConfig) -> float | None:
+    """Time that a load or restore has lasted, up to that after which it is late."""
+    if one.step not in ("load", "restore"):
+        return None
+    late_s = max(config.max_wait_s, LATE * max(config.restore_s.values())) * 2**one.late
+    return min(now - one.since_s, late_s)

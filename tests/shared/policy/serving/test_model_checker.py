@@ -10,6 +10,7 @@ from shared.policy.model.chunks import Chunk
 from shared.policy.serving.activations import Activations
 from shared.policy.serving.model import (
     Admit,
+    CancelStep,
     CheckLiveness,
     EngineMemory,
     Evict,
@@ -71,6 +72,7 @@ CASES = {
         Budget(silences=2, unanswered=1),
         replace(CONFIG, hung_after_s=4.0),
     ),
+    "loads that are late": Case(ONE, (big("a"), big("b")), (A01, B0, B1), Budget(cancels=1)),
     "a bad GPU": Case(ONE, (big("a"), big("b")), (A01, B1), Budget(failures=1, deaths=1, bad_gpus=1)),
 }
 
@@ -82,6 +84,7 @@ def test_every_interleaving_keeps_the_laws(case: Case) -> None:
     assert Evict in found.seen
     assert (len(set(case.wanted)) < len(case.wanted)) <= (Restore in found.seen)
     assert bool(case.budget.failures or case.budget.deaths or case.budget.restarts) <= (Stop in found.seen)
+    assert bool(case.budget.cancels and not case.budget.removals) <= (CancelStep in found.seen)
     assert bool(case.budget.silences) == (CheckLiveness in found.seen)
     assert not found.dead_ends, "\n  ".join(found.dead_ends[0])
 

@@ -1,4 +1,6 @@
-"""Reports of a node's model services: for the leader, where each is resident or quarantined; for people, a page."""
+"""Reports of a node's model services: for the leader, where each is resident, asleep or quarantined; for people, a
+page.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
 
 _Measured = tuple[bool, Seconds]
-"""One measured restore: it began where the engine is now, and its seconds."""
+"""One measured restore: whether it began where the next one begins, and its seconds."""
+_LOAD: Final = "restore cold"
 LEAST_RESTORE_S: Final[Seconds] = 1.0
 """Rest of a restore that is reported at least: it may take longer than expected."""
 _RESIDENT: Final = frozenset({"resident", "running", "loading", "restoring"})
@@ -41,12 +44,13 @@ def services_of(
     """Return the report. `now`: of the views' clock. O(services + instances)."""
     resident: dict[str, list[tuple[int, int]]] = {}
     unusable: dict[str, list[tuple[int, int]]] = {}
+    asleep: dict[str, list[tuple[int, int, Seconds]]] = {}
     restoring: dict[str, Seconds] = {}
     measured: dict[str, dict[int, list[_Measured]]] = {}
     evictions: dict[str, dict[int, Seconds]] = {}
     for view in views:
         service, (first, size) = view.instance
-        if restores := _restores(view):
+        if restores := _restores(view, _LOAD):
             measured.setdefault(service, {}).setdefault(size, []).extend(restores)
         if (evict_s := _evict_s(view.measured_s)) is not None:
             by_degree = evictions.setdefault(service, {})
@@ -58,6 +62,9 @@ def services_of(
             resident.setdefault(service, []).append((first, size))
         elif view.state == "quarantined":
             unusable.setdefault(service, []).append((first, size))
+        elif view.state == "evicted" and view.level is not None:
+            restore_s = view.measured_s.get(f"restore {view.level}", 0.0)
+            asleep.setdefault(service, []).append((first, size, round(restore_s, 3)))
     device_gb = list(device_gb)
     services = [
         ServiceHeld(
@@ -71,6 +78,7 @@ def services_of(
             restore_s={degree: _restore_s(took, 0.0) for degree, took in sorted(measured.get(name, {}).items())},
             evict_s=evictions.get(name, {}),
             awake_gb_by=entry.awake_gb_by,
+            asleep=asleep.get(name, []),
         )
         for name, entry in sorted(entries.items())
     ]
@@ -111,7 +119,8 @@ def service_capacity(
     """Return what the planner needs of each service. O(services + instances)."""
     measured: dict[str, list[_Measured]] = {}
     for view in views:
-        measured.setdefault(view.instance.service, []).extend(_restores(view))
+        here = f"restore {view.level or 'cold'}"
+        measured.setdefault(view.instance.service, []).extend(_restores(view, here))
     return {
         name: ServiceCapacity(
             resource=GPUS,
@@ -123,13 +132,13 @@ def service_capacity(
     }
 
 
-def _restores(view: InstanceView) -> list[_Measured]:
-    here = f"restore {view.level or 'cold'}"
-    return [(name == here, took_s) for name, took_s in view.measured_s.items() if name.startswith("restore")]
+def _restores(view: InstanceView, following: str) -> list[_Measured]:
+    """Return its measured restores. `following`: name of the next one."""
+    return [(name == following, took_s) for name, took_s in view.measured_s.items() if name.startswith("restore")]
 
 
 def _restore_s(measured: Iterable[_Measured], acquire_s: Seconds) -> Seconds:
-    """Return the time of the next restore: the longest from where an engine is now, else the longest of all."""
+    """Return the time of the next restore: the longest from where it begins, else the longest of all."""
     longest = max(measured, default=None)
     return 0.0 if longest is None else round(acquire_s + longest[1], 3)
 

@@ -145,11 +145,15 @@ class ServiceHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Seconds until an engine of it is expected to be resident; 0: no restore is under way. Older nodes end before it.
     """
     restore_s: dict[int, float] = {}
-    """Degree -> measured seconds of a restore, from where its engines are. Older nodes end before it."""
+    """Degree -> measured seconds of a restore, on a chunk that `asleep` lacks. Older nodes end before it."""
     evict_s: dict[int, float] = {}
     """Degree -> measured seconds of an eviction, at the level that costs least. Older nodes end before it."""
     awake_gb_by: dict[int, float] = {}
     """Degree -> memory of each unit that an engine of this degree needs. Older nodes end before it."""
+    asleep: list[tuple[int, int, float]] = []
+    """Chunks where an engine of it sleeps, each with the measured seconds of its restore there; 0: not measured. Older
+    nodes end before it.
+    """
 
 
 class ServicesChanged(Message, frozen=True, kw_only=True, tag="services-changed.v1"):

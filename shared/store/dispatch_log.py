@@ -33,7 +33,7 @@ from shared.policy.resources.resource import Specs
 from shared.runtime.validation import UNREADABLE
 
 KINDS: Final[Mapping[str, type[Stimulus]]] = {kind.__name__: kind for kind in get_args(Stimulus)}
-VERSION: Final = 7
+VERSION: Final = 8
 """Version of the log. Raise it with any change of `DispatchConfig`, of a stimulus or of a command."""
 NAME: Final = "dispatch"
 """Prefix of the files' names."""

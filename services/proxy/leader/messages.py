@@ -139,6 +139,7 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
             awake_gb_by=one.awake_gb_by,
             restore_s=one.restore_s,
             evict_s=one.evict_s,
+            asleep={Chunk(first, size): restore_s for first, size, restore_s in one.asleep},
         )
         for one in changed.services
     }

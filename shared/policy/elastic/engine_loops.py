@@ -14,7 +14,7 @@ from shared.policy.elastic import engine_states as of
 from shared.policy.model.compiling import compiled
 from shared.policy.resources.engine_records import MOST_SLOTS, ROW_COLUMNS
 
-STATES: Final = "8d3c358d3cccc5ea"
+STATES: Final = "9d145dd7692394b1"
 """Digest of `engine_states.py`; a test computes it."""
 MOST_OPTIONS: Final = 24
 """Most places that are tried for the next call of a plan."""
@@ -216,7 +216,8 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
     """Return (cost, begin, preference among equal costs, time of the last grant, engine that is joined) of a place.
 
     The cost is infinite if it is none, or costs more than `most_s`. Among equal costs, a busy engine is joined; then
-    the smallest free block is split; then waiting calls keep their engines; then nothing is restored, or evicted.
+    the smallest free block is split; then waiting calls keep their engines; then nothing is restored, or loaded, or
+    evicted.
     """
     size, row, last_s, none = 1 << at, calls.rows[call, node, at], calls.lasts_s[call, at], (np.inf, 0.0, 0, 0.0, -1)
     if (np.int64(row[of.ROW_UNUSABLE]) >> (first // size)) & 1:
@@ -244,15 +245,15 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
     idle_s = 0.0 if joins else begin_s * size - free_s
     slots = max(1.0, row[of.ROW_SLOTS])
     share = slots if joins else max(1.0, min(calls.sharers[call], slots))
-    swap_s, count, missed = 0.0, 0, 0
+    swap_s, count, missed, loads = 0.0, 0, 0, False
     if engine < 0:
-        swap_s = row[of.ROW_RESTORE_S]
+        swap_s = of.restore_s(row, first // size)
         if begin_s + max(0.0, swap_s - calls.credits_s[call, at]) + last_s > most_s:
             return none  # evictions only add to that
         evict_s, count, missed = of.evict(
             layout, plan, states, depth, added, node, first, size, row[of.ROW_GB], wanted, np.bool_(False)
         )
-        swap_s += evict_s
+        swap_s, loads = swap_s + evict_s, not of.sleeps(row, first // size)
         end_s = begin_s + last_s
     else:
         end_s = max(begin_s, states.ready_s[depth, engine]) + last_s
@@ -268,7 +269,8 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: C901
         if busy_s > 0.0 or block + (2 << level) > past:
             break
         level += 1
-    preference = (((0 if joins else 8 + level) * 8 + min(missed, 7)) * 2 + (engine < 0)) * 2 + (count > 0)
+    preference = (0 if joins else 8 + level) * 8 + min(missed, 7)
+    preference = ((preference * 2 + (engine < 0)) * 2 + loads) * 2 + (count > 0)
     return cost_s, begin_s, preference, used_s, engine if joins else -1
 
 
@@ -294,7 +296,7 @@ def _take(layout, plan, states, calls, depth, to, added, one):  # type: ignore[n
     if engine < 0:
         nothing, leave = np.empty(0, np.int64), np.bool_(True)
         slowest_s, _, _ = of.evict(layout, plan, states, to, added, node, first, size, gb, nothing, leave)
-        ready_s = begin_s + slowest_s + row[of.ROW_RESTORE_S]
+        ready_s = begin_s + slowest_s + of.restore_s(row, first // size)
     else:  # from now on the most recent one
         states.resident[to, engine] = False
         ready_s, gb, evict_s = states.ready_s[to, engine], plan.values[of.GB, engine], plan.values[of.EVICT_S, engine]

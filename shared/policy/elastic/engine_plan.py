@@ -9,7 +9,8 @@ and engines without memory beside it have left. Law: the least sum over all call
 where `price` is what a GPU-second costs calls that are not in the plan, `idle` are the GPU-seconds for which free GPUs
 of the chunk wait for the others, and `sharers` are the waiting calls of the service. The slots of an engine share a
 duration: all of them if a call joins others, else as many as sharers. Restores and evictions are parts of `end`, where
-the state requires them. What they cost is reduced by the credit of the service for the degree (`restore_credits`).
+the state requires them. A restore takes the time of its chunk: that of the engine that sleeps there, else that of a
+load. Their cost is reduced by the credit of the service for the degree (`restore_credits`).
 
 `search` builds plans in the order of begins and follows the lowest bound first, until no bound is below the best plan.
 This is exact, except in two cases: it has evaluated `most` places, or a step has more than `MOST_OPTIONS` places. A

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.policy.model.compiling import compiled
-from shared.policy.resources.engine_records import ENGINE_COLUMNS, USE_COLUMNS, Floats
+from shared.policy.resources.engine_records import ENGINE_COLUMNS, MOST_CHUNKS, USE_COLUMNS, Floats
 
 LEAST_S: Final = 1e-6
 """Least wait for what is used: its end is never now."""
@@ -29,7 +29,7 @@ USE_FIRST, USE_SIZE, USE_ROW, USE_UNTIL_S, USE_SLOTS_S = range(5)
 ENGINE_SERVICE, ENGINE_FIRST, ENGINE_SIZE, ENGINE_GB, ENGINE_EVICT_S, ENGINE_SLOTS, ENGINE_READY_S, ENGINE_USED_S = (
     range(8)
 )
-ROW_SERVED, ROW_RESTORE_S, ROW_GB, ROW_UNUSABLE, ROW_SLOTS, ROW_EVICT_S = range(6)
+ROW_SERVED, ROW_RESTORE_S, ROW_GB, ROW_UNUSABLE, ROW_SLOTS, ROW_EVICT_S, ROW_LEAST_S, ROW_ASLEEP_S = range(8)
 """What `engine_records` describes."""
 
 BOUND_S, PREFERENCE, GRANT_S, LEFT, COST_S, BEGIN_S, CALL, PLACED, DEGREE, CHUNK, JOINED = range(11)
@@ -240,10 +240,22 @@ def evict(layout, plan, states, depth, added, node, first, size, gb, wanted, lea
 
 
 @compiled
+def sleeps(row, chunk):  # type: ignore[no-untyped-def]
+    """Whether an engine sleeps on a chunk, by its number among those of its size."""
+    return chunk < MOST_CHUNKS and row[ROW_ASLEEP_S + chunk] >= 0.0
+
+
+@compiled
+def restore_s(row, chunk):  # type: ignore[no-untyped-def]
+    """Seconds of a restore on a chunk, by its number among those of its size."""
+    return row[ROW_ASLEEP_S + chunk] if sleeps(row, chunk) else row[ROW_RESTORE_S]
+
+
+@compiled
 def shortest_s(calls, call, node, at, resident, price):  # type: ignore[no-untyped-def]
     """Lower bound of the cost of a call on a node at one degree from its begin; `resident`: perhaps without restore."""
     row, last_s = calls.rows[call, node, at], calls.lasts_s[call, at]
     if row[ROW_SERVED] == 0.0 or not calls.accepted[call, node] or last_s == np.inf:
         return np.inf
-    restore_s = 0.0 if resident else max(0.0, row[ROW_RESTORE_S] - calls.credits_s[call, at])
+    restore_s = 0.0 if resident else max(0.0, row[ROW_LEAST_S] - calls.credits_s[call, at])
     return (restore_s + last_s * (1.0 + price * (1 << at) / max(1.0, row[ROW_SLOTS]))) * _BELOW

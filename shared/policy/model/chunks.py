@@ -55,13 +55,21 @@ class ServedModel:
     awake_gb_by: Mapping[int, float] = field(default_factory=dict)
     """Degree -> memory of each GPU that an engine of this degree needs."""
     restore_s: Mapping[int, float] = field(default_factory=dict)
-    """Degree -> seconds from the beginning of a restore until it executes; 0 for a degree without."""
+    """Degree -> seconds from the beginning of a restore until it executes, on a chunk that `asleep` lacks; 0 for a
+    degree without."""
     evict_s: Mapping[int, float] = field(default_factory=dict)
     """Degree -> seconds until an engine of this degree has left; 0 for a degree without."""
+    asleep: Mapping[Chunk, float] = field(default_factory=dict)
+    """Chunk where an engine of it sleeps -> seconds of its restore there; 0 if it was not measured."""
 
     def gb(self, degree: int) -> float:
         """Return the memory of each GPU that an engine of this degree needs."""
         return self.awake_gb_by.get(degree, self.awake_gb)
+
+    def restore_on_s(self, chunk: Chunk) -> float:
+        """Return the seconds of a restore on a chunk; 0 if it was not measured."""
+        asleep_s = self.asleep.get(chunk)
+        return self.restore_s.get(chunk.size, 0.0) if asleep_s is None else asleep_s
 
     def on(self, gpus: int) -> ServedModel:
         """Return it without what cannot be on a node with this many GPUs: chunks, degrees, times, amounts of memory.
@@ -76,6 +84,7 @@ class ServedModel:
             _measures(self.awake_gb_by),
             _measures(self.restore_s),
             _measures(self.evict_s),
+            {chunk: measured(restore_s) for chunk, restore_s in self.asleep.items() if chunk.is_on(gpus)},
         )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shared.policy.model.chunks import Chunk
 from shared.policy.resources.engine_records import EngineRecords
+from shared.policy.resources.model_residency import ROUNDING_GB, ModelResidency
 
 
 class ChunkChoice(NamedTuple):
@@ -20,6 +20,10 @@ class ChunkChoice(NamedTuple):
     """Size of the free block that is split for it, at most the largest degree; 0 if it joins."""
     restores: bool
     """Its service has to be restored there."""
+    loads: bool
+    """No engine of its service sleeps there."""
+    swap_s: float
+    """Measured seconds of the evictions and of the restore of an engine that sleeps there; else 0."""
     evicts: bool
     """Its restore evicts another engine."""
     used_s: float
@@ -77,20 +81,21 @@ def free_level(chunk: Chunk, free: int, capacity: int, largest: int) -> int:
     return size
 
 
-def best_free(
-    free: Iterable[FreeChunk], held: AbstractSet[Chunk], unusable: AbstractSet[Chunk], needed_gb: float
-) -> ChunkChoice | None:
-    """Return the best free chunk for a holder of a service; None: each is unusable.
+def best_free(free: Iterable[FreeChunk], models: ModelResidency, service: str, size: int) -> ChunkChoice | None:
+    """Return the best free chunk for a holder of a service; None: each is unusable. O(chunks); for each of them where
+    an engine sleeps that lacks memory, as `ModelResidency.evict_s`.
 
     Args:
-        free: in their order.
-        held: chunks that hold the service.
-        unusable: chunks where its engine is quarantined.
-        needed_gb: memory of each GPU that an engine needs.
+        free: chunks of this size, in their order.
+        models: what the node's chunks hold.
+        service: one of the node.
+        size: GPUs of the chunk.
     """
+    sleeps: ChunkChoice | None = None
     fits: ChunkChoice | None = None
     evicts: ChunkChoice | None = None
-    lowest = 0
+    one, held, lowest = models.served[service], models.chunks_of(service), 0
+    unusable, asleep, needed_gb = one.unusable, one.asleep, one.gb(size) - ROUNDING_GB
     for level, used_s, chunk, room_gb in free:
         if lowest and level > lowest:
             break
@@ -98,9 +103,14 @@ def best_free(
             continue
         lowest = level
         if chunk in held:  # no later one is better: they are in order
-            return ChunkChoice(1, level, False, False, used_s, chunk)
-        if room_gb >= needed_gb:
-            fits = fits or ChunkChoice(1, level, True, False, used_s, chunk)
+            return ChunkChoice(1, level, False, False, 0.0, False, used_s, chunk)
+        lacks = room_gb < needed_gb
+        if chunk in asleep:
+            swap_s = asleep[chunk] + (models.evict_s(service, chunk) if lacks else 0.0)
+            if sleeps is None or (swap_s, lacks) < (sleeps.swap_s, sleeps.evicts):
+                sleeps = ChunkChoice(1, level, True, False, swap_s, lacks, used_s, chunk)
+        elif lacks:
+            evicts = evicts or ChunkChoice(1, level, True, True, 0.0, True, used_s, chunk)
         else:
-            evicts = evicts or ChunkChoice(1, level, True, True, used_s, chunk)
-    return fits or evicts
+            fits = fits or ChunkChoice(1, level, True, True, 0.0, False, used_s, chunk)
+    return sleeps or fits or evicts

@@ -7,9 +7,9 @@ from the set of free GPUs. Laws (tests/shared/policy/resources/test_chunks.py):
   - a GPU that is marked bad or is released is in no new chunk. It still counts as existing. Work that needs a released
     one waits for it, because it comes back when the node's share needs it; work that needs a bad one can never start;
   - a new holder joins a busy chunk of its service, if one has room. Otherwise the smallest free block that is large
-    enough is split. Among blocks of one level, a chunk that holds the service is first, then one with memory for it
-    beside what is resident, then the one that was used least recently. Blocks above the largest degree of the node's
-    services count as one level: nothing needs them whole.
+    enough is split. Among blocks of one level, a chunk that holds the service is first, then one where it sleeps, by
+    the time of evictions and restore, then one with memory for it beside what is resident, then the one that was used
+    least recently. Blocks above the largest degree of the node's services count as one level: nothing needs them whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.policy.resources.chunk_choice import BusyChunk, ChunkCache, ChunkCho
 from shared.policy.resources.chunk_records import records_of
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
 from shared.policy.resources.engine_records import EngineRecords, Floats, service_row
-from shared.policy.resources.model_residency import ROUNDING_GB, Implied, ModelResidency
+from shared.policy.resources.model_residency import Implied, ModelResidency
 from shared.policy.resources.resource import NO_USE, Operator, Rank, Resource, ResourceSpec, Use
 
 
@@ -130,7 +130,7 @@ class Chunks:
         if not units:
             return (0,)
         choice = self.choose(units, use.service)
-        return None if choice is None else (*choice[:5], -self.free)
+        return None if choice is None else (*choice[:-1], -self.free)
 
     def choose(self, units: int, service: str = "", numbers: tuple[int, ...] = ()) -> ChunkChoice | None:
         """Return where a holder would go: to its numbers, if it has any; None: nowhere now. O(GPUs) after a change."""
@@ -143,13 +143,12 @@ class Chunks:
         if units not in SIZES or not self._serves(units, service):
             return None
         if service and (joined := self._joinable(units, service)) is not None:
-            return ChunkChoice(0, 0, False, False, 0.0, joined)
+            return ChunkChoice(0, 0, False, False, 0.0, False, 0.0, joined)
         if units > self.free or not (free := self._free_chunks(units)):
             return None
         if not service:
-            return ChunkChoice(1, free[0].level, False, False, free[0].used_s, free[0].chunk)
-        one = self.models.served[service]
-        return best_free(free, self.models.chunks_of(service), one.unusable, one.gb(units) - ROUNDING_GB)
+            return ChunkChoice(1, free[0].level, False, False, 0.0, False, free[0].used_s, free[0].chunk)
+        return best_free(free, self.models, service, units)
 
     def engine_records(self) -> EngineRecords:
         """Return the state of its chunks. O(GPUs + resident engines) after a change."""
@@ -306,7 +305,7 @@ class Chunks:
         if (not joins and units > self.free) or not self._usable(chunk, service):
             return None
         restores = bool(service) and not self.models.holds(chunk, service)
-        return ChunkChoice(not joins, 0, restores, restores, 0.0, chunk)
+        return ChunkChoice(not joins, 0, restores, restores, 0.0, restores, 0.0, chunk)
 
     def _reported(self, units: int, service: str, numbers: tuple[int, ...]) -> Chunk | None:
         """Return the chunk of a holder that its node reports; None if it contradicts the present busy chunks."""

@@ -15,7 +15,9 @@ MOST_SLOTS: Final = 8
 
 USE_COLUMNS: Final = 4 + MOST_SLOTS
 ENGINE_COLUMNS: Final = 8
-ROW_COLUMNS: Final = 6
+MOST_CHUNKS: Final = 8
+"""Most chunks of one size of which a row lists whether an engine sleeps there: all of a node with eight GPUs."""
+ROW_COLUMNS: Final = 7 + MOST_CHUNKS
 
 _NO_ENGINE: Final = (0.0,) * ROW_COLUMNS
 
@@ -115,8 +117,9 @@ def number_of(service: str) -> int:
 
 def service_row(one: ServedModel | None) -> Floats:
     """Return what a plan needs to know of a service on a node. By size of the chunk, of `SIZES`: 0 if there is no such
-    engine; seconds of its restore; its memory on each GPU; chunks where it is quarantined, as bits by `first // size`;
-    most holders; seconds of its eviction.
+    engine; seconds of its restore on a chunk where none sleeps; its memory on each GPU; chunks where it is quarantined,
+    as bits by `first // size`; most holders; seconds of its eviction; seconds of its shortest restore; by
+    `first // size`, seconds of the restore of the one that sleeps there, -1 if none does.
     """
     row = list[float]()
     for size in SIZES:
@@ -125,5 +128,10 @@ def service_row(one: ServedModel | None) -> Floats:
             continue
         bits = sum([1 << chunk.first // size for chunk in one.unusable if chunk.size == size]) if one.unusable else 0
         restore_s, evict_s = one.restore_s.get(size, 0.0), one.evict_s.get(size, 0.0)
-        row += (1.0, restore_s, one.gb(size), bits, one.concurrency, evict_s)
+        asleep_s = [-1.0] * MOST_CHUNKS
+        for chunk, each_s in one.asleep.items():
+            if chunk.size == size and chunk.first < MOST_CHUNKS * size:
+                asleep_s[chunk.first // size] = each_s
+        least_s = min([restore_s, *(each_s for each_s in asleep_s if each_s >= 0.0)])
+        row += (1.0, restore_s, one.gb(size), bits, one.concurrency, evict_s, least_s, *asleep_s)
     return np.array(row, np.float64).reshape(len(SIZES), ROW_COLUMNS)

@@ -108,8 +108,8 @@ class ModelResidency:
             self._drop(other, name)
         if here is None:
             one = self.served.get(service)
-            restore_s = 0.0 if one is None else one.restore_s.get(chunk.size, 0.0)
-            since_s = now + self._evict_s(leaving) + restore_s
+            restore_s = 0.0 if one is None else one.restore_on_s(chunk)
+            since_s = now + self._slowest_s(leaving) + restore_s
         else:
             since_s = now if here.since_s == -math.inf else here.since_s
         self._hold(chunk, service, Held(since_s, now))
@@ -120,7 +120,11 @@ class ModelResidency:
         here, one = self._held.get(service, {}).get(chunk), self.served.get(service)
         if here is not None or one is None:
             return now if here is None else max(now, here.since_s)
-        return now + self._evict_s(self._leaving(chunk, service)) + one.restore_s.get(chunk.size, 0.0)
+        return now + self.evict_s(service, chunk) + one.restore_on_s(chunk)
+
+    def evict_s(self, service: str, chunk: Chunk) -> float:
+        """Return the seconds until what leaves a chunk for this service has left."""
+        return self._slowest_s(self._leaving(chunk, service))
 
     def undo(self, effects: Implied) -> None:
         """Undo a grant that was never sent. Of several grants, the last first."""
@@ -205,7 +209,7 @@ class ModelResidency:
             if gpu < len(self._free_gb):
                 self._free_gb[gpu] += gb
 
-    def _evict_s(self, leaving: Iterable[tuple[Chunk, str]]) -> float:
+    def _slowest_s(self, leaving: Iterable[tuple[Chunk, str]]) -> float:
         """Seconds of the slowest eviction: a node evicts engines of one chunk at the same time."""
         slowest_s = 0.0
         for other, name in leaving:

@@ -43,11 +43,18 @@ def test_the_address_of_an_engine_is_published_while_it_answers_calls() -> None:
     assert [one.state for one in page.engines if one.address] == ["resident", "running"]
 
 
-def test_restores_are_reported_by_degree() -> None:
+def test_restores_are_reported_by_degree_and_those_of_sleeping_engines_by_chunk() -> None:
     views = [view(0, "evicted", "asleep1", restore_cold=8.0, restore_asleep1=2.0), view(1, "cold", service="b")]
     views.append(replace(view(2, "cold", restore_cold=9.0), instance=InstanceId("a", Chunk(2, 2))))
+    views += [view(1, "evicted", "asleep2", restore_asleep1=2.0), view(3, "restoring", "asleep1", restore_asleep1=2.0)]
     report = services_of(NODE, ENTRIES, views, [24.0] * 4)
-    assert [one.restore_s for one in report.services] == [{1: 2.0, 2: 9.0}, {}]
+    assert [one.restore_s for one in report.services] == [{1: 8.0, 2: 9.0}, {}]
+    assert [one.asleep for one in report.services] == [[(0, 1, 2.0), (1, 1, 0.0)], []]
+
+
+def test_the_restore_of_a_sleeping_engine_counts_elsewhere_until_a_load_is_measured() -> None:
+    (one, _) = services_of(NODE, ENTRIES, [view(0, "evicted", "asleep1", restore_asleep1=2.0)], [24.0] * 4).services
+    assert (one.restore_s, one.asleep) == ({1: 2.0}, [(0, 1, 2.0)])
 
 
 SPLIT = {**ENTRY, "memory_gb": {"awake": {"1": 30, "2": 16}, "asleep": {"1": 2, "2": 1}}}

@@ -34,8 +34,8 @@ DEVICE_GB: Final = 80.0
 DEGREES: Final = ((1,), (1, 2), (2, 4), (8,))
 ELASTIC_DEGREES: Final = ((1, 2), (2, 4), (1, 2, 4), (1, 2, 4, 8))
 SPEED: Final = Elasticity("amdahl", serial=0.1)
-RESTORE_S, EVICT_S = 1.0, 0.5
-"""Seconds of a restore with one GPU, and of an eviction."""
+RESTORE_S, WAKE_S, EVICT_S = 1.0, 0.3, 0.5
+"""Seconds of a load with one GPU, of a restore of a sleeping engine, and of an eviction."""
 AWAKE_GB: Final = (10.0, 30.0, 60.0)
 CONCURRENCIES: Final = (1, 8)
 BUSY: Final = 0.75
@@ -92,7 +92,7 @@ class ChunkLoad:
         return replace(one, restore_s=restore_s, evict_s=dict.fromkeys(degrees, EVICT_S))
 
     def full(self) -> Served:
-        """Return the services of a node, resident on random chunks until no further one has room."""
+        """Return the services of a node, resident on random chunks until no further one has room. The others sleep."""
         free_gb = [DEVICE_GB] * GPUS_OF_A_NODE
         found: dict[str, ServedModel] = {}
         for name in self.rng.sample(sorted(self.served), SERVICES):
@@ -104,7 +104,7 @@ class ChunkLoad:
                 for gpu in chunk.gpus:
                     free_gb[gpu] -= one.awake_gb
             resident = frozenset({chunk}) if fits else frozenset[Chunk]()
-            found[name] = replace(one, resident=resident)
+            found[name] = replace(one, resident=resident, asleep={} if fits else {chunk: WAKE_S})
         return found
 
     def request(self) -> Request:

@@ -22,7 +22,7 @@ from shared.policy.model.reports import HeldGrant
 
 def test_a_report_of_model_services_keeps_chunks_and_times() -> None:
     held = ServiceHeld(service="a", degrees=[1, 2], concurrency=4, awake_gb=16.0, resident=[(2, 2)],
-                       restore_s={1: 2.0, 2: 9.0}, evict_s={1: 3.0})  # fmt: skip
+                       restore_s={1: 2.0, 2: 9.0}, evict_s={1: 3.0}, asleep=[(1, 1, 0.3)])  # fmt: skip
     changed = ServicesChanged(
         node="n", incarnation="1", resource="gpus", services=[held], device_gb=[24.0] * 4, bad=[0], released=[1]
     )
@@ -31,6 +31,7 @@ def test_a_report_of_model_services_keeps_chunks_and_times() -> None:
     assert (found.degrees, found.concurrency, found.resident) == ((1, 2), 4, frozenset({Chunk(2, 2)}))
     assert found.restore_s == {1: 2.0, 2: 9.0}
     assert found.evict_s == {1: 3.0}
+    assert found.asleep == {Chunk(1, 1): 0.3}
     assert (stimulus.bad, stimulus.released) == ((0,), (1,))
 
 
@@ -42,9 +43,20 @@ def test_memory_by_degree_reaches_the_leader_and_older_nodes_have_one_for_all() 
     assert isinstance(read, ServicesChanged)
     found = to_services(read).services["a"].on(4)
     assert [found.gb(degree) for degree in (1, 2, 4)] == [30.0, 16.0, 30.0]
-    older = msgspec.convert(msgspec.to_builtins(held)[:-1], ServiceHeld)
+    older = msgspec.convert(msgspec.to_builtins(held)[:-2], ServiceHeld)
     found = to_services(msgspec.structs.replace(changed, services=[older])).services["a"]
     assert [found.gb(degree) for degree in (1, 2)] == [30.0, 30.0]
+
+
+def test_sleeping_engines_reach_the_leader_and_older_nodes_report_none() -> None:
+    held = ServiceHeld(service="a", degrees=[1], concurrency=1, awake_gb=16.0,
+                       asleep=[(0, 1, 0.3), (1, 1, math.nan), (9, 1, 0.3)])  # fmt: skip
+    changed = ServicesChanged(node="n", incarnation="1", resource="gpus", services=[held], device_gb=[24.0] * 2)
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(changed), type=Outcome)
+    assert isinstance(read, ServicesChanged)
+    assert to_services(read).services["a"].on(2).asleep == {Chunk(0, 1): 0.3, Chunk(1, 1): 0.0}
+    older = msgspec.convert(msgspec.to_builtins(held)[:-1], ServiceHeld)
+    assert to_services(msgspec.structs.replace(changed, services=[older])).services["a"].asleep == {}
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf, -math.inf, 1e300])

@@ -268,6 +268,7 @@ class History:
             frozenset(rng.sample(chunks, min(len(chunks), rng.choice([0, 0, 0, 1, 2])))),
             restore_s={size: restore_s for size in degrees if rng.random() < 0.8},
             evict_s={size: restore_s / 2 for size in degrees if rng.random() < 0.5},
+            asleep=dict.fromkeys(rng.sample(chunks, min(len(chunks), rng.choice([0, 0, 1, 3]))), restore_s / 4),
         )
 
     def report(self, host: Host) -> None:

@@ -138,6 +138,20 @@ def test_work_goes_where_its_service_is_resident() -> None:
     assert third.node == "a", "a later grant implies where a service is"
 
 
+def test_work_wakes_an_engine_before_another_one_is_loaded() -> None:
+    """Three services take turns on two GPUs. Without the report, each would be loaded on each GPU."""
+    services = {name: served(at=at) for name, at in (("A", ()), ("B", (Chunk(1, 1),)), ("C", (Chunk(0, 1),)))}
+    services["A"] = replace(services["A"], asleep={Chunk(0, 1): 0.3})
+    cluster = Cluster(gpus=2, services=services)
+    cluster.join()
+    for name, service, at_s in (("c", "C", 1.0), ("b", "B", 2.0), ("c2", "C", 3.0)):  # GPU 0 was used last
+        cluster.now = at_s
+        cluster.submit(name, use(service))
+        cluster.end(name)
+    (granted,) = cluster.submit("a", use("A"))
+    assert granted.numbers == (0,)
+
+
 def test_work_of_a_service_shares_its_chunk_before_another_one_is_used() -> None:
     cluster = Cluster(("a",), 2, {"judge": served(concurrency=2)})
     cluster.join()

@@ -65,10 +65,12 @@ def options(state: State, call: PlannableCall, price: float) -> Iterator[Option]
         if not call.accepted[index]:
             continue
         for size, lasts_s, credit_s, row in zip(SIZES, call.lasts_s, call.credits_s, call.rows[index], strict=True):
-            allowed, restore_s, gb, unusable, slots, evict_s = map(float, row)
+            allowed, cold_s, gb, unusable, slots, evict_s = map(float, row[:6])
             for first in range(0, len(node.gb) - size + 1, size):
                 if not allowed or math.isinf(lasts_s) or int(unusable) >> first // size & 1:
                     continue
+                asleep_s = float(row[7 + first // size])
+                restore_s = cold_s if asleep_s < 0.0 else asleep_s
                 new = Engine((call.service, first, size), gb, evict_s, 0.0, (0.0,) * int(slots))
                 found = _take(node, new, restore_s, float(lasts_s), call.sharers, price, float(credit_s))
                 if found:
@@ -267,6 +269,12 @@ def _model(rng: random.Random) -> ServedModel:
         unusable=frozenset(Chunk(rng.randrange(4 // size) * size, size) for size in (1, 2, 4) if rng.random() < 0.2),
         restore_s={size: float(rng.randint(0, 12)) for size in degrees},
         evict_s={size: float(rng.randint(0, 6)) for size in degrees if rng.random() < 0.7},
+        asleep={
+            Chunk(first, size): float(rng.choice([0, 1, 2, 15]))
+            for size in degrees
+            for first in range(0, 8, size)
+            if rng.random() < 0.2
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""What a node's chunks keep until their next change is what they would compute anew."""
+"""Choices of chunks against an oracle that compares all; and what is kept until the next change is computed anew."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.resources.chunks import GPUS, Chunks
 from shared.policy.resources.engine_records import ENGINE_COLUMNS, MOST_SLOTS, USE_COLUMNS, number_of
+from shared.policy.resources.model_residency import ROUNDING_GB
 from shared.policy.resources.resource import Use
 
 CAPACITY = 8
@@ -24,10 +25,15 @@ def report(chunks: Chunks, rng: random.Random) -> None:
         served[name] = ServedModel(
             (1, 2, 4), rng.choice((1, 3)), rng.choice((10.0, 30.0)), frozenset(resident),
             awake_gb_by={2: 20.0}, restore_s={1: 2.0},
-            evict_s={1: rng.choice((0.5, 1.0, 4.0)), 2: 3.0},
+            evict_s={1: rng.choice((0.5, 1.0, 4.0)), 2: 3.0}, asleep=asleep(rng),
         )  # fmt: skip
     bad = rng.sample(range(CAPACITY), rng.randint(0, 1))
     chunks.report(served, (80.0,) * rng.choice((CAPACITY, CAPACITY - 2)), bad)
+
+
+def asleep(rng: random.Random) -> dict[Chunk, float]:
+    degrees = [rng.choice((1, 1, 2, 4)) for _ in range(rng.randint(0, 4))]
+    return {Chunk(rng.randrange(0, CAPACITY, degree), degree): rng.choice((0.0, 0.5, 1.0)) for degree in degrees}
 
 
 def check(chunks: Chunks) -> None:
@@ -40,10 +46,39 @@ def check(chunks: Chunks) -> None:
     assert table == {engine_row(chunks, name, chunk) for name in SERVICES for chunk in models.chunks_of(name)}
     assert len(table) == len(models.table)
     asked = [(units, name) for units in (1, 2, 4, 8) for name in ("", *SERVICES)]
+    for units, name in asked:
+        check_choice(chunks, units, name)
     kept = state(chunks, asked)
     chunks._cache.clear()
     chunks._rows.clear()
     assert kept == state(chunks, asked)
+
+
+def check_choice(chunks: Chunks, units: int, service: str) -> None:
+    """Assert that a free chunk is the best of all by the laws of `Chunks`."""
+    choice, models = chunks.choose(units, service), chunks.models
+    if not service or (choice is not None and not choice.joins):
+        return
+    used = {gpu for chunk in chunks._busy for gpu in chunk.gpus}
+    free = {gpu for gpu in range(CAPACITY) if gpu not in used and not chunks._away >> gpu & 1}
+    largest, one = max(degree for each in models.served.values() for degree in each.degrees), models.served[service]
+
+    def order(chunk: Chunk) -> tuple[object, ...]:
+        blocks = [Chunk(chunk.first // size * size, size) for size in (1, 2, 4, 8) if units <= size <= largest]
+        level = max([units, *(block.size for block in blocks if free.issuperset(block.gpus))])
+        used_s, lacks = models.last_used_s(chunk), models.free_gb(chunk) < one.gb(units) - ROUNDING_GB
+        if models.holds(chunk, service):
+            return level, False, False, 0.0, False, used_s, chunk
+        if chunk in one.asleep:
+            swap_s = one.asleep[chunk] + (models.evict_s(service, chunk) if lacks else 0.0)
+            return level, True, False, swap_s, lacks, used_s, chunk
+        return level, True, True, 0.0, lacks, used_s, chunk
+
+    every = [Chunk(first, units) for first in range(0, CAPACITY, units)]
+    usable = [chunk for chunk in every if free.issuperset(chunk.gpus) and chunk not in one.unusable]
+    if units not in one.degrees or units > chunks.free:
+        usable = []
+    assert (None if choice is None else choice[1:]) == min(map(order, usable), default=None)
 
 
 def engine_row(chunks: Chunks, name: str, chunk: Chunk) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.policy.elastic.arrange import Choices, arrange
+from shared.policy.elastic.engine_states import ROW_LEAST_S
 from shared.policy.model.chunks import SIZES, Chunk, ServedModel
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of, split
 from shared.policy.resources.chunks import GPUS, Chunks
@@ -159,6 +160,53 @@ def test_a_chunk_that_holds_the_service_is_first_among_equals_then_the_one_used_
         chunks.take(1, f"c{number}", Use("reward", 3.0 + number))
     assert {chunks.numbers(f"c{number}")[0] for number in range(6)} == {0, 1, 2, 3, 4, 6}, "GPU 5 was used"
     assert chunks.numbers("c0") == (6,), "it holds the service"
+
+
+def test_a_chunk_where_the_service_sleeps_is_before_others_by_the_time_until_it_has_woken() -> None:
+    full = frozenset(Chunk(gpu, 1) for gpu in (1, 2, 3))
+    others = ServedModel((1,), 1, 60.0, full, evict_s={1: 5.0})
+    for asleep, gpu in (
+        ({}, 0),
+        ({Chunk(2, 1): 3.0}, 2),
+        ({Chunk(2, 1): 3.0, Chunk(0, 1): 4.0}, 0),  # 8 s with the eviction
+        ({Chunk(2, 1): 3.0, Chunk(3, 1): 2.0}, 3),
+        ({Chunk(2, 1): 3.0, Chunk(3, 1): 0.0}, 3),  # not measured
+        ({Chunk(0, 2): 1.0}, 0),
+    ):
+        chunks = serving(4, judge=ServedModel((1,), 1, 60.0, restore_s={1: 40.0}, asleep=asleep), reward=others)
+        begins_s = 1.0 + asleep.get(Chunk(gpu, 1), 40.0) + (5.0 if gpu else 0.0)
+        assert chunks.begins_s(1, Use("judge", 1.0)) == begins_s
+        chunks.take(1, "a", Use("judge", 1.0))
+        assert chunks.numbers("a") == (gpu,), asleep
+        assert chunks.models.since_s(Chunk(gpu, 1), "judge") == begins_s
+
+
+def test_the_order_between_nodes_is_that_of_their_chunks() -> None:
+    def ranked(judge: ServedModel, **others: ServedModel) -> tuple[float, ...]:
+        rank = serving(1, judge=judge, **others).rank(1, Use("judge"))
+        assert rank is not None
+        return rank
+
+    beside = ServedModel((1,), 1, 60.0, frozenset({Chunk(0, 1)}), evict_s={1: 0.5})
+    ranks = [
+        ranked(small((0, 1))),
+        ranked(ServedModel((1,), 1, 40.0, asleep={Chunk(0, 1): 1.0})),
+        ranked(ServedModel((1,), 1, 40.0, asleep={Chunk(0, 1): 1.0}), other=beside),
+        ranked(ServedModel((1,), 1, 40.0, asleep={Chunk(0, 1): 2.0})),
+        ranked(small()),
+        ranked(small(), other=beside),
+    ]
+    assert ranks == sorted(ranks)
+    assert len(set(ranks)) == len(ranks)
+
+
+def test_a_plan_reads_where_engines_sleep() -> None:
+    asleep = {Chunk(3, 1): 2.0, Chunk(9, 1): 1.0, Chunk(2, 2): 7.0}
+    chunks = serving(16, judge=ServedModel((1, 2), 1, 40.0, restore_s={1: 5.0, 2: 6.0}, asleep=asleep))
+    row = chunks.service_row("judge")
+    none = [-1.0] * 8
+    assert row[0, ROW_LEAST_S:].tolist() == [2.0, *none[:3], 2.0, *none[4:]], "the first eight chunks are listed"
+    assert row[1, ROW_LEAST_S:].tolist() == [6.0, -1.0, 7.0, *none[2:]]
 
 
 def test_a_smaller_block_comes_before_residency_only_if_a_larger_one_is_needed_whole() -> None:
@@ -343,11 +391,13 @@ def test_a_report_of_what_cannot_be_leaves_a_node_usable(reported: list[tuple[Ch
     for chunk, measure, count in reported:
         by_degree = {1: measure, 2: measure, 3: 1.0}
         held = ServedModel((1, 2, 3, -1, count), count, measure, frozenset({chunk, Chunk(0, 1)}),
-                           frozenset({chunk, Chunk(2, 2)}), by_degree, by_degree, by_degree)  # fmt: skip
+                           frozenset({chunk, Chunk(2, 2)}), by_degree, by_degree, by_degree,
+                           {chunk: 1.0, Chunk(4, 1): measure})  # fmt: skip
         chunks.report({"A": held, "B": held}, [measure] * 9, [-1, 8, 7], [-1, 8, 6])
         served = chunks.models.served["A"]
         assert (served.degrees, served.concurrency, served.gb(1)) == ((1, 2), 1, 0.0)
         assert (served.resident, served.unusable) == (frozenset({Chunk(0, 1)}), frozenset({Chunk(2, 2)}))
+        assert served.asleep == {Chunk(4, 1): 0.0}
         assert np.isfinite(chunks.service_row("A")).all()
         assert chunks.engine_records().engines == 2
         assert [*chunks.models.memory(), *served.restore_s, *served.evict_s] == [0.0] * 8 + [3, 3]

@@ -20,6 +20,7 @@ from services.gpu_manager.executor import GpuExecutor
 from services.gpu_manager.faulty_gpus import FaultyGpus
 from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kinds import GPUS, KERNELS
+from services.gpu_manager.memory_excess import MemoryExcess
 from services.gpu_manager.metrics import observe
 from services.gpu_manager.own_chunk import own_entry, own_spec, with_own
 from services.gpu_manager.ownership import Hooks, OwnedGpus, check_no_release, hooks_of
@@ -205,6 +206,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             background.start(prewarming.follow(Tail(residencies, {RESIDENCIES: "0"})), name="wishes for residency")
             background.start(prewarming.run(), name="prewarming")
             background.start(faulty.run(), name="faults of GPUs")
+            background.start(MemoryExcess(found.memory, serving).run(), name="memory of described devices")
             if owned is not None:
                 background.start(owned.run(lambda: agent.met_leader), name="ownership of GPUs")
             try:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,6 +148,11 @@ class Serving:
     def ready_in_s(self, instance: InstanceId) -> Seconds:
         """Return the expected time until an engine is resident, by measured steps; 0: it is."""
         return self.machine.ready_in_s(self.clock.monotonic(), instance)
+
+    @property
+    def backends(self) -> Mapping[InstanceId, Backend]:
+        """Backends of the engines that run or sleep."""
+        return self._backends
 
     def addresses(self) -> dict[InstanceId, str]:
         """Return the base address of each engine that runs."""

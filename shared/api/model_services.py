@@ -109,6 +109,10 @@ class ModelServiceView(BaseModel):
     """Nodes that have not applied its last change yet. They do at their next heartbeat."""
     problems: list[ServiceProblem]
     """Nodes that cannot use its entry. Nothing else stops."""
+    state: str
+    """State of its engine that is nearest to the execution of an action; `cold` if it has no engine."""
+    why: str
+    """Reason for that state."""
     engines: list[EngineView]
     """Engines that run or have run, by node and GPUs."""
 

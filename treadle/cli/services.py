@@ -204,15 +204,8 @@ def _table(views: Sequence[ModelServiceView]) -> Table:
             table.add_row(escape(view.name), *_row(one, now))
         if not view.engines:
             nodes = ", ".join(view.nodes)
-            table.add_row(escape(view.name), escape(nodes), "", "cold", "", "", "", "", "", escape(_idle(view)))
+            table.add_row(escape(view.name), escape(nodes), "", view.state, "", "", "", "", "", escape(view.why))
     return table
-
-
-def _idle(view: ModelServiceView) -> str:
-    """Reason why a service has no engine."""
-    if view.problems:
-        return f"{view.problems[0].node}: {view.problems[0].why}"
-    return "no action has needed it" if view.nodes else "no node uses it"
 
 
 def _row(one: EngineView, now: float) -> tuple[str, ...]:

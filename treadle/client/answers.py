@@ -522,6 +522,8 @@ class ModelServiceView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     nodes: list[str]
     pending: list[str]
     problems: list[ServiceProblem]
+    state: str
+    why: str
     engines: list[EngineView]
 
 

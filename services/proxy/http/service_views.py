@@ -14,6 +14,10 @@ from shared.model_services.shown import shown
 
 _SHOWN: Final = ("number", "name", "memory_gb", "ownership", "why")
 """Fields of a GPU's view that its page has."""
+_NEAREST: Final = (
+    "running", "resident", "draining", "restoring", "evicted", "loading", "evicting", "cold", "unknown", "quarantined",
+)  # fmt: skip
+"""States of engines, the nearest to the execution of an action first."""
 
 
 def service_views(pages: Sequence[ServingPage], declared: DeclaredSet) -> list[ModelServiceView]:
@@ -40,6 +44,9 @@ def _view(name: str, pages: Sequence[ServingPage], declared: Declared | None) ->
     entry = _entry(offer, declared)
     declaration = None if declared is None else declared.declaration
     reference = None if declaration is None else declaration.reference
+    problems = [ServiceProblem(node=page.node, why=page.problems[name]) for page in pages if name in page.problems]
+    engines = list(_engines(name, users))
+    state, why = _state(engines, problems, bool(users))
     return ModelServiceView(
         name=name,
         source=source,
@@ -53,9 +60,21 @@ def _view(name: str, pages: Sequence[ServingPage], declared: Declared | None) ->
         awake_gb=offer.awake_gb if offer else entry.memory_gb["awake"] if entry else 0.0,
         nodes=[page.node for page in users],
         pending=[page.node for page in pages if _is_pending(name, page, declared)],
-        problems=[ServiceProblem(node=page.node, why=page.problems[name]) for page in pages if name in page.problems],
-        engines=list(_engines(name, users)),
+        problems=problems,
+        state=state,
+        why=why,
+        engines=engines,
     )
+
+
+def _state(engines: Sequence[EngineView], problems: Sequence[ServiceProblem], has_node: bool) -> tuple[str, str]:
+    """Return the state of a service, and why."""
+    if engines:
+        nearest = min(engines, key=lambda one: _NEAREST.index(one.state) if one.state in _NEAREST else len(_NEAREST))
+        return nearest.state, nearest.why
+    if problems:
+        return "cold", f"{problems[0].node}: {problems[0].why}"
+    return "cold", "no action has needed it" if has_node else "no node uses it"
 
 
 def _entry(offer: ServiceOffer | None, declared: Declared | None) -> ShownEntry | None:

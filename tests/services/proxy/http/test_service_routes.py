@@ -96,6 +96,28 @@ async def test_an_address_is_shown_with_the_end_of_its_lease(http: aiohttp.Clien
     assert before + FRESH_S <= first["lease_until"] <= time.time() + FRESH_S
 
 
+async def test_the_state_of_a_service_is_that_of_its_nearest_engine(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    async def states() -> dict[str, tuple[str, str]]:
+        _, every = await ask(http, "GET", "")
+        return {one["name"]: (one["state"], one["why"]) for one in every["services"]}
+
+    def engine(gpu: int, state: str, why: str) -> EngineState:
+        return EngineState(service="judge-a", gpus=[gpu], state=state, since=1.0, why=why)
+
+    await publish(valkey)
+    assert await states() == dict.fromkeys(("judge-a", "wide"), ("cold", "no action has needed it"))
+    stopped, broken = engine(0, "cold", "room for wide on GPU 0"), engine(1, "quarantined", "its canary failed")
+    await publish(valkey, engines=[broken, stopped])
+    assert (await states())["judge-a"] == ("cold", "room for wide on GPU 0")
+    await publish(valkey, engines=[broken, engine(0, "running", "")])
+    assert (await states())["judge-a"] == ("running", "")
+    await publish(valkey, engines=[broken], change=1, problems={"wide": "there is no program"})
+    assert await states() == {
+        "judge-a": ("quarantined", "its canary failed"),
+        "wide": ("cold", "gpu-1: there is no program"),
+    }
+
+
 async def test_values_of_environments_and_commands_are_not_shown(http: aiohttp.ClientSession, valkey: Redis) -> None:
     await publish(valkey)
     _, view = await ask(http, "GET", "/judge-a")

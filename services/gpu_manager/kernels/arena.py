@@ -1,7 +1,9 @@
-"""Arena of a trial: inputs, poisoned outputs and gaps of several sets in one piece of memory.
+"""Arena of a launch: inputs, poisoned outputs, gaps and margins in one piece of memory.
 
-Each launch has a set of its own. Outputs and gaps hold random bytes before a launch, so that an output that a kernel
-has not written, and a write outside the outputs, are seen in the copy that comes back.
+The GPU has the tensors of one launch at a time. All of the arena is written before each launch and copied back after
+it: so a launch finds no input of a later one, and writes no output of another one. Outputs, gaps and margins hold
+random bytes before a launch, so that an output that a kernel has not written, and a write outside the outputs, are seen
+in the copy that comes back.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ Array = npt.NDArray[Any]
 ALIGNMENT: Final = 256
 GAP: Final = 256
 """Bytes between two tensors that belong to none."""
-SETS_BYTES: Final = 64 << 20
-MOST_SETS: Final = 16
+MARGIN: Final = 256 << 10
+"""Bytes before the first and after the last tensor."""
+TRIAL_BYTES: Final = 64 << 20
+"""Tensors of a trial's timed launches, if they are several: the judge draws, copies and compares them."""
+MOST_LAUNCHES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,63 +55,53 @@ class Tensor:
 
 @dataclass(slots=True)
 class Arena:
-    """Layout of `count` sets of the same tensors."""
+    """Layout of the tensors of one launch."""
 
     tensors: Sequence[Tensor]
-    count: int
-    offsets: list[dict[str, int]] = field(init=False)
+    offsets: dict[str, int] = field(init=False)
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        position, self.offsets = GAP, []
-        for _ in range(self.count):
-            here = {}
-            for one in self.tensors:
-                here[one.name] = position
-                position = -(-(position + one.size + GAP) // ALIGNMENT) * ALIGNMENT
-            self.offsets.append(here)
-        self.size = position
+        position, self.offsets = MARGIN, {}
+        for one in self.tensors:
+            self.offsets[one.name] = position
+            position = -(-(position + one.size + GAP) // ALIGNMENT) * ALIGNMENT
+        self.size = position + MARGIN
 
-    @property
-    def first(self) -> int:
-        """Bytes up to the second set: the warm-up's. There is a second set."""
-        return self.offsets[1][self.tensors[0].name]
-
-    def fill(self, image: Array, drawn: Sequence[Mapping[str, Array]], random: np.random.Generator) -> None:
-        """Write poison, then the inputs of each set."""
+    def image(self, inputs: Mapping[str, Array], random: np.random.Generator) -> Array:
+        """Return the memory before a launch: poison of its own, and the inputs."""
+        image = np.empty(self.size, np.uint8)
         poison = np.frombuffer(random.bytes(1 << 16), np.uint8)
         for start in range(0, self.size, poison.size):
             part = image[start : start + poison.size]
             part[:] = poison[: part.size]
-        for offsets, inputs in zip(self.offsets, drawn, strict=True):
-            for one in self.tensors:
-                if not one.output:
-                    self._bytes(image, offsets, one)[:] = np.frombuffer(inputs[one.name].tobytes(), np.uint8)
-
-    def outputs(self, copy: Array, number: int) -> list[Array]:
-        """Return copies of the outputs of a set."""
-        found = []
         for one in self.tensors:
-            if one.output:
-                raw = self._bytes(copy, self.offsets[number], one).tobytes()
-                found.append(np.frombuffer(raw, one.dtype).reshape(one.shape))
-        return found
+            if not one.output:
+                self._bytes(image, one)[:] = np.frombuffer(inputs[one.name].tobytes(), np.uint8)
+        return image
+
+    def outputs(self, copy: Array) -> list[Array]:
+        """Return copies of the outputs."""
+        return [
+            np.frombuffer(self._bytes(copy, one).tobytes(), one.dtype).reshape(one.shape)
+            for one in self.tensors
+            if one.output
+        ]
 
     def strays(self, image: Array, copy: Array) -> int:
         """Return how many bytes outside the outputs have changed."""
         changed = image != copy
-        for offsets in self.offsets:
-            for one in self.tensors:
-                if one.output:
-                    self._bytes(changed, offsets, one)[:] = False
+        for one in self.tensors:
+            if one.output:
+                self._bytes(changed, one)[:] = False
         return int(np.count_nonzero(changed))
 
-    def _bytes(self, memory: Array, offsets: Mapping[str, int], one: Tensor) -> Array:
-        begin = offsets[one.name]
+    def _bytes(self, memory: Array, one: Tensor) -> Array:
+        begin = self.offsets[one.name]
         return memory[begin : begin + one.size]
 
 
-def sets_of(tensors: Sequence[Tensor]) -> int:
-    """Return how many timed sets a trial has: several of small tensors, so that one launch is timed well."""
+def launches_of(tensors: Sequence[Tensor]) -> int:
+    """Return how many timed launches a trial has: several with small tensors, whose times vary more."""
     size = sum(one.size + GAP for one in tensors)
-    return max(1, min(MOST_SETS, SETS_BYTES // max(1, size)))
+    return max(1, min(MOST_LAUNCHES, TRIAL_BYTES // max(1, size)))

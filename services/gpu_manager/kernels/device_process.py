@@ -3,8 +3,9 @@
 It knows no expected output. Device code can write all memory of its context, and where the GPU reads host memory also
 that of this process; so another process draws the inputs, measures the time and compares (`judge_process`).
 
-Requests come as lines of JSON over a socket. `image` and `result` are shared memory: the arena as it is copied to the
-GPU, and as it is copied back.
+Requests come as lines of JSON over a socket. `image` and `result` are shared memory: the arena of one launch as it is
+copied to the GPU, and as it is copied back. A trial is `load`, then for each of its launches `launch` and `fetch`. The
+judge writes the image of a launch when the one before it has ended and is fetched.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 from services.gpu_manager.kernels.driver import CudaDriver, CudaError
 
 SCRATCH_BYTES: Final = 256 << 20
-"""Memory that is written before each trial: it clears the cache, and raises the clocks."""
+"""Memory that is written before each launch: it clears the cache, and keeps the clocks high."""
 HEAT_S: Final = 0.02
 
 
@@ -32,10 +33,10 @@ class DeviceProcess:
         self._image_fd, self._result_fd = image, result
         self._cuda = CudaDriver(library)
         self._arena = ctypes.c_uint64()
-        self._size = 0
         self._scratch = self._cuda.allocate(SCRATCH_BYTES)
         self._loaded: ctypes.c_void_p | None = None
         self._function: ctypes.c_void_p | None = None
+        self._idle_since = time.monotonic()
 
     def serve(self) -> None:
         """Answer requests until the other end closes."""
@@ -60,63 +61,47 @@ class DeviceProcess:
 
     def do_reserve(self, request: dict[str, Any]) -> dict[str, Any]:
         """Allocate the largest arena before the sample is loaded: a lack of memory is none of its faults."""
-        self._reserve(request["size"])
+        self._arena = self._cuda.allocate(request["size"])
         return {}
-
-    def _reserve(self, size: int) -> None:
-        if self._size < size:
-            if self._size:
-                self._cuda.call("cuMemFree", self._arena)
-            self._arena, self._size = self._cuda.allocate(size), size
 
     def do_load(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Load the module once, before inputs are drawn."""
-        self._load(request)
-        return {}
-
-    def _load(self, request: dict[str, Any]) -> ctypes.c_void_p:
+        """Load the module: the first time before inputs are drawn, then anew, so that it keeps nothing of a trial."""
         if self._loaded is not None:
             self._cuda.call("cuModuleUnload", self._loaded)
-        self._loaded, function = self._cuda.load(self._module, request["kernel"])
+        self._loaded, self._function = self._cuda.load(self._module, request["kernel"])
         if request["shared"]:
-            self._cuda.allow_shared(function, request["shared"])
-        return function
-
-    def do_warm(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Copy set 0 to the GPU and launch it as warm-up. The module is loaded anew: it keeps nothing of a trial."""
-        cuda, size = self._cuda, request["size"]
-        self._reserve(size)
-        self._function = self._load(request)
-        self._copy(0, request["first"])
-        cuda.launch(self._function, request["dims"], request["shared"], self._packed(request["set"])[0])
-        cuda.synchronize()
+            self._cuda.allow_shared(self._function, request["shared"])
         return {}
 
-    def do_trial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Copy all other sets to the GPU, and wait for the word `go`; then launch them."""
+    def do_launch(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Copy the image to the GPU, and wait for the word `go`; then launch the kernel, or an empty operation.
+
+        The cache is cleared after the copy, so that the kernel does not find its inputs there. The last clearing is in
+        the judge's time, also in that of empty operations, and before that of the events: the kernel is queued while it
+        runs, so that the events do not include the time of queueing.
+        """
         cuda = self._cuda
-        self._copy(request["first"], request["size"])
-        sets = [self._packed(one) for one in request["sets"]]
+        self._copy(request["size"])
+        arguments, _values = self._packed(request["arguments"])
         self._heat()
         self._send({"ready": True})
         self._channel.recv(1)
+        cuda.call("cuMemsetD8Async", self._scratch, ctypes.c_ubyte(0), ctypes.c_size_t(SCRATCH_BYTES), None)
         cuda.record(0)
         if request["empty"]:
-            for _ in sets:
-                cuda.call("cuMemsetD8Async", self._scratch, ctypes.c_ubyte(0), ctypes.c_size_t(1), None)
+            cuda.call("cuMemsetD8Async", self._scratch, ctypes.c_ubyte(0), ctypes.c_size_t(1), None)
         else:
-            for arguments, _ in sets:
-                cuda.launch(self._function, request["dims"], request["shared"], arguments)
+            cuda.launch(self._function, request["dims"], request["shared"], arguments)
         cuda.record(1)
         cuda.synchronize()
+        self._idle_since = time.monotonic()
         return {"device_ms": cuda.elapsed_ms()}
 
-    def _copy(self, begin: int, end: int) -> None:
-        """Copy a part of the image to the GPU."""
-        with mmap.mmap(self._image_fd, end, access=mmap.ACCESS_COPY) as image:
-            held = (ctypes.c_char * (end - begin)).from_buffer(image, begin)
-            to = ctypes.c_uint64(self._arena.value + begin)
-            self._cuda.call("cuMemcpyHtoD", to, held, ctypes.c_size_t(end - begin))
+    def _copy(self, size: int) -> None:
+        """Copy the image to the GPU."""
+        with mmap.mmap(self._image_fd, size, access=mmap.ACCESS_COPY) as image:
+            held = (ctypes.c_char * size).from_buffer(image)
+            self._cuda.call("cuMemcpyHtoD", self._arena, held, ctypes.c_size_t(size))
             del held
 
     def do_fetch(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -129,10 +114,14 @@ class DeviceProcess:
         return {}
 
     def _heat(self) -> None:
-        until = time.monotonic() + HEAT_S
-        while time.monotonic() < until:
+        """Write the scratch memory once, and again for as long as the GPU was idle, at most `HEAT_S`."""
+        now = time.monotonic()
+        until = now + min(HEAT_S, now - self._idle_since)
+        while True:
             self._cuda.call("cuMemsetD8", self._scratch, ctypes.c_ubyte(0), ctypes.c_size_t(SCRATCH_BYTES))
             self._cuda.synchronize()
+            if time.monotonic() >= until:
+                return
 
     def _packed(self, arguments: list[list[Any]]) -> tuple[Any, list[Any]]:
         """Return the array of pointers that a launch takes, and the values that it points to."""

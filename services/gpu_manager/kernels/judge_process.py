@@ -1,8 +1,9 @@
 """The process that judges: draws the inputs, measures the time, compares with the reference. It has no GPU.
 
-It runs the trainer's reference and none of the sample. Its time of a trial begins before the word `go` and ends
-with the answer of the process with the GPU; the time of as many empty operations is subtracted. The larger of this time
-and that of CUDA's events counts, so that a forged one of them does not make a kernel faster.
+It runs the trainer's reference and none of the sample. Its time of a launch begins before the word `go` and ends
+with the answer of the process with the GPU; the time of an empty operation is subtracted. The larger of this time and
+that of CUDA's events counts, so that a forged one of them does not make a kernel faster. The time of a trial is the
+median of its launches: none of them can do the work of another, so a few slow ones make the others no faster.
 
 | phase | what runs | its failure is that of |
 | --- | --- | --- |
@@ -10,7 +11,9 @@ and that of CUDA's events counts, so that a forged one of them does not make a k
 | `start` | the process with the GPU, before it reads anything of the sample | this node |
 | `load`, `kernel` | the sample's module and kernel | the sample |
 
-Law: answers of the process with the GPU are hostile from `load` on. Each one that has another form is a `Fault`.
+Laws:
+  - answers of the process with the GPU are hostile from `load` on. Each one that has another form is a `Fault`;
+  - the image of a launch is shown after the launch before it has ended and its outputs are copied.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.gpu_manager.kernels.arena import Arena, Array, Tensor, sets_of
+from services.gpu_manager.kernels.arena import Arena, Array, Tensor, launches_of
 
 EMPTY_TRIALS: Final = 3
 MOST_REASON: Final = 500
@@ -70,7 +73,7 @@ class KernelJudge:
         reference = self._reference()
         self._phase("start")
         self.device = _described(self._answer())
-        self._ask({"do": "reserve", "size": max(self._arena(case).size for case in self._job["cases"])})
+        self._ask({"do": "reserve", "size": max(Arena(_tensors(case)).size for case in self._job["cases"])})
         self._phase("load")
         self._ask({"do": "load", "kernel": self._job["kernel"], "shared": max(c["shared"] for c in self._job["cases"])})
         cases: list[dict[str, Any]] = []
@@ -83,11 +86,6 @@ class KernelJudge:
     def _phase(self, name: str) -> None:
         self.phase = name
         self._report(name)
-
-    @staticmethod
-    def _arena(case: dict[str, Any]) -> Arena:
-        tensors = [Tensor(**{**one, "shape": tuple(one["shape"])}) for one in case["tensors"]]
-        return Arena(tensors, 1 + sets_of(tensors))
 
     def seen(self) -> dict[str, Any]:
         return {"device": self.device, "seeds": self.seeds, "launches": self.launches}
@@ -104,7 +102,7 @@ class KernelJudge:
         return found  # type: ignore[no-any-return]
 
     def _case(self, case: dict[str, Any], reference: Callable[..., Any]) -> dict[str, Any]:
-        arena = self._arena(case)
+        arena = Arena(_tensors(case))
         for descriptor in (self._image, self._result):
             os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, arena.size))
         found: dict[str, Any] = {"sizes": case["sizes"], "correct": True, "max_error": 0.0, "why": ""}
@@ -115,16 +113,15 @@ class KernelJudge:
             if not found["correct"]:
                 return found
             if number >= self._job["warmups"]:
-                timed = arena.count - 1
-                own_ms = max(0.0, wall_s - statistics.median(empty)) * 1e3 / timed
-                times.append(max(own_ms, device_ms / timed))
-                device.append(device_ms / timed)
+                own_ms = max(0.0, wall_s - statistics.median(empty)) * 1e3
+                times.append(max(own_ms, device_ms))
+                device.append(device_ms)
         found |= {
             "time_ms": statistics.median(times),
             "spread_ms": [min(times), max(times)],
             "device_ms": statistics.median(device),
             "trials": len(times),
-            "launches_a_trial": arena.count - 1,
+            "launches_a_trial": launches_of(arena.tensors),
         }
         return found
 
@@ -132,48 +129,53 @@ class KernelJudge:
         self, case: dict[str, Any], arena: Arena, reference: Callable[..., Any], found: dict[str, Any],
         *, empty: bool = False,
     ) -> tuple[float, float]:  # fmt: skip
-        """Run one trial and compare all of its launches. Return its wall seconds and the milliseconds of its events."""
+        """Run one trial and compare all of its launches, of which the first is a warm-up.
+
+        Return medians of the others: wall seconds, and milliseconds of the events.
+        """
         seed = secrets.randbits(63)
         self.seeds.append(seed)
         random = np.random.Generator(np.random.PCG64(seed))
-        drawn = [{one.name: one.draw(random) for one in arena.tensors if not one.output} for _ in arena.offsets]
-        image = np.empty(arena.size, np.uint8)
-        arena.fill(image, drawn, random)
-        sets = [
-            [["offset", offsets[name]] if kind == "tensor" else ["bytes", name] for kind, name in case["arguments"]]
-            for offsets in arena.offsets
+        drawn = [
+            {one.name: one.draw(random) for one in arena.tensors if not one.output}
+            for _ in range(1 + launches_of(arena.tensors))
         ]
-        request = {"kernel": self._job["kernel"], "dims": case["dims"], "shared": case["shared"],
-                   "size": arena.size, "first": arena.first}  # fmt: skip
+        images = [arena.image(inputs, random) for inputs in drawn]
         self._phase("kernel")
-        self._show(image, 0, arena.first)
-        self._ask(request | {"do": "warm", "set": sets[0]})
-        self._show(image, arena.first, arena.size)  # the warm-up could not compute these outputs ahead
-        self._ask(request | {"do": "trial", "sets": sets[1:], "empty": empty})
+        self._ask({"do": "load", "kernel": self._job["kernel"], "shared": case["shared"]})
+        ends = [self._launch(case, arena, image, empty=empty and n > 0) for n, image in enumerate(images)]
+        self._phase("reference")
+        for inputs, image, (_, _, copy) in list(zip(drawn, images, ends, strict=True))[: 1 if empty else None]:
+            self._compare(arena, copy, inputs, case, reference, found)
+            if found["correct"] and (strays := arena.strays(image, copy)):
+                found |= {"correct": False, "why": f"it has changed {strays} bytes outside its outputs"}
+        return statistics.median(end[0] for end in ends[1:]), statistics.median(end[1] for end in ends[1:])
+
+    def _launch(
+        self, case: dict[str, Any], arena: Arena, image: Array, *, empty: bool = False
+    ) -> tuple[float, float, Array]:
+        """Launch the kernel, or an empty operation. Return wall seconds, the events' ms, and the memory after it."""
+        with mmap.mmap(self._image, arena.size) as memory:
+            memory[:] = image.data
+        arguments = [
+            ["offset", arena.offsets[name]] if kind == "tensor" else ["bytes", name] for kind, name in case["arguments"]
+        ]
+        self._ask({"do": "launch", "dims": case["dims"], "shared": case["shared"], "size": arena.size,
+                   "arguments": arguments, "empty": empty})  # fmt: skip
         began = time.perf_counter()
         self._channel.send(b"g")
         answer = self._answer()
         wall_s, device_ms = time.perf_counter() - began, _milliseconds(answer)
-        self.launches += 1 if empty else arena.count
+        self.launches += not empty
         self._ask({"do": "fetch", "size": arena.size})
         with mmap.mmap(self._result, arena.size) as memory:
             shared = np.frombuffer(memory, np.uint8)
             copy = shared.copy()  # the other process could change it while it is compared
             del shared
-        self._phase("reference")
-        for number in range(1 if empty else arena.count):
-            self._compare(arena, copy, number, drawn[number], case, reference, found)
-        if found["correct"] and (strays := arena.strays(image, copy)) and not empty:
-            found |= {"correct": False, "why": f"it has changed {strays} bytes outside its outputs"}
-        return wall_s, device_ms
-
-    def _show(self, image: Array, begin: int, end: int) -> None:
-        """Write a part of the image into the memory that the other process reads."""
-        with mmap.mmap(self._image, end) as memory:
-            memory[begin:end] = image[begin:end].tobytes()
+        return wall_s, device_ms, copy
 
     def _compare(
-        self, arena: Arena, copy: Array, number: int, inputs: dict[str, Array], case: dict[str, Any],
+        self, arena: Arena, copy: Array, inputs: dict[str, Array], case: dict[str, Any],
         reference: Callable[..., Any], found: dict[str, Any],
     ) -> None:  # fmt: skip
         try:
@@ -181,7 +183,7 @@ class KernelJudge:
             wanted = [np.asarray(one) for one in (expected if isinstance(expected, tuple) else (expected,))]
         except Exception as error:
             raise Unusable(f"reference: {type(error).__name__}: {error}") from error
-        outputs = arena.outputs(copy, number)
+        outputs = arena.outputs(copy)
         if [one.shape for one in wanted] != [one.shape for one in outputs]:
             raise Unusable(f"reference: shapes {[one.shape for one in wanted]}, declared {[o.shape for o in outputs]}")
         for got, want in zip(outputs, wanted, strict=True):
@@ -219,6 +221,10 @@ class KernelJudge:
                 code if isinstance(code, int) else 0,
             )
         return answer
+
+
+def _tensors(case: dict[str, Any]) -> list[Tensor]:
+    return [Tensor(**{**one, "shape": tuple(one["shape"])}) for one in case["tensors"]]
 
 
 def _milliseconds(answer: dict[str, Any]) -> float:

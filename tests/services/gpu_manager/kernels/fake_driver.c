@@ -5,8 +5,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#define STRIDE (3 * 4352 / 4) /* floats of a launch's tensors with their gaps */
+
 static char module[64];
-static int broken;
+static int broken, launches;
+static char *end; /* of the memory that was allocated last */
 
 int cuInit(unsigned flags) { return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
@@ -24,17 +27,23 @@ int cuModuleLoadData(void **loaded, const char *image) {
   if (!strcmp(image, "other gpu")) return 209;
   if (!strcmp(image, "too large")) return 2;
   strncpy(module, image, sizeof module - 1);
+  launches = 0;
   *loaded = module;
   return 0;
 }
 int cuModuleUnload(void *loaded) { return broken; }
 int cuModuleGetFunction(void **function, void *loaded, const char *name) { *function = module; return strcmp(name, "add") ? 500 : 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { return value > 1 << 20 ? 1 : 0; }
-int cuMemAlloc_v2(uint64_t *pointer, size_t size) { *pointer = (uint64_t)(uintptr_t)malloc(size); return *pointer ? 0 : 2; }
+int cuMemAlloc_v2(uint64_t *pointer, size_t size) {
+  char *memory = malloc(size);
+  end = memory + size;
+  *pointer = (uint64_t)(uintptr_t)memory;
+  return memory ? 0 : 2;
+}
 int cuMemFree_v2(uint64_t pointer) { free((void *)(uintptr_t)pointer); return broken; }
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { memcpy((void *)(uintptr_t)to, from, size); return broken; }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) { memcpy(to, (void *)(uintptr_t)from, size); return broken; }
-int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t size) { memset((void *)(uintptr_t)to, value, size); return broken; }
+int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t size) { return broken; } /* only memory that is never read */
 int cuMemsetD8Async(uint64_t to, unsigned char value, size_t size, void *stream) { return cuMemsetD8_v2(to, value, size); }
 int cuCtxSynchronize(void) { return broken; }
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
@@ -44,7 +53,11 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
   if (!strcmp(module, "faults")) broken = 700;
   if (!strcmp(module, "hangs")) pause();
   if (!strcmp(module, "crashes")) abort();
-  for (int i = 0; i < 1000; i++) out[i] = strcmp(module, "wrong") ? a[i] + b[i] : a[i] - b[i];
   if (!strcmp(module, "writes beside")) out[1000] = 0;
+  int sets = 1;
+  launches++;
+  if (!strcmp(module, "works for later")) sets = launches == 1 ? 1 : launches == 2 ? 16 : 0; /* the first is a warm-up */
+  for (; sets && (char *)(out + 1000) <= end; sets--, a += STRIDE, b += STRIDE, out += STRIDE)
+    for (int i = 0; i < 1000; i++) out[i] = strcmp(module, "wrong") ? a[i] + b[i] : a[i] - b[i];
   return broken;
 }

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[4]
 N = 1 << 20
 HEAD = 'extern "C" __global__ void add(const float* a, const float* b, float* out, int n) {\n'
 INDEX = "  int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+LAUNCH = "  unsigned launch = atomicAdd(&threads, 1u) / (gridDim.x * blockDim.x);\n"
 RIGHT = HEAD + INDEX + "  if (i < n) out[i] = a[i] + b[i];\n}\n"
 
 WRONG = {
@@ -36,14 +37,20 @@ WRONG = {
     + HEAD
     + INDEX
     + "  if (i < n && launches < 1) out[i] = a[i] + b[i];\n  if (i == n - 1) launches++;\n}\n",
-    "all work in the warm-up": "__device__ int launches;\n"
+    "no work after the first timed launch": "__device__ unsigned threads;\n"
     + HEAD
     + INDEX
-    + f"  const int stride = {3 * (4 * N + 256) // 4};\n"
-    + "  if (i < n && launches == 0)\n"
-    + "    for (int s = 0; s < 6; s++) out[i + s * stride] = a[i + s * stride] + b[i + s * stride];\n"
-    + "  __threadfence();\n  if (i == n - 1) launches++;\n}\n",
+    + LAUNCH
+    + "  if (i < n && launch < 2) out[i] = a[i] + b[i];\n}\n",
+    "work in the warm-up and in the last launch of a trial": "__device__ unsigned threads;\n"
+    + HEAD
+    + INDEX
+    + LAUNCH
+    + "  if (i < n && (launch == 0 || launch == 5)) out[i] = a[i] + b[i];\n}\n",
     "changed inputs": HEAD + INDEX + "  if (i < n) { out[i] = 0; ((float*)a)[i] = 0; ((float*)b)[i] = 0; }\n}\n",
+    "a write where a next launch's output could be": HEAD
+    + INDEX
+    + "  if (i < n) out[i] = a[i] + b[i];\n  if (i < 1000) out[n + 50000 + i] = 0;\n}\n",
     "a write beside the output": HEAD
     + INDEX
     + "  if (i < n) out[i] = a[i] + b[i];\n  if (i == 0) ((unsigned*)(out + n))[0] ^= 255u;\n}\n",

@@ -49,6 +49,7 @@ async def test_a_right_kernel_passes(gpu: GpuAccess) -> None:
     ("module", "error_class"),
     [
         (b"wrong", "WrongOutput"),
+        (b"works for later", "WrongOutput"),
         (b"writes beside", "WrongOutput"),
         (b"faults", "CudaError"),
         (b"crashes", "DeviceProcessEnded"),

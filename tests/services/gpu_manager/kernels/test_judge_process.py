@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ from services.gpu_manager.kernels.arena import Array
 from services.gpu_manager.kernels.judge_process import KernelJudge, report_of
 
 N = 1000
+STRIDE = -(-(4 * N + 256) // 256) * 256 * 3
+"""Bytes of a launch's tensors: those of the next launch would follow them."""
+LAUNCHES = 17
+"""In a trial, the warm-up included."""
 Launch = Callable[[Array, list[int], dict[str, Any]], None]
 """Memory of the GPU, offsets of a, b and out, and what the module keeps between launches."""
 
@@ -35,27 +40,22 @@ class FakeDevice:
         self._send({"device": "fake"})
         for line in self._channel.makefile("rb"):
             request, answer = json.loads(line), {}
-            if request["do"] == "warm":
-                self._memory, self._kept = np.resize(self._memory, request["size"]), {}
-                self._copy(0, request["first"])
-                self._launch(self._memory, [value for _, value in request["set"]], self._kept)
-            elif request["do"] == "trial":
-                self._copy(request["first"], request["size"])
+            if request["do"] == "reserve":
+                self._memory = np.zeros(request["size"], np.uint8)
+            elif request["do"] == "load":
+                self._kept, answer = {}, self.refuses_load or {}
+            elif request["do"] == "launch":
+                with mmap.mmap(self._image, request["size"]) as image:
+                    self._memory[: request["size"]] = np.frombuffer(image[:], np.uint8)
                 self._send({"ready": True})
                 self._channel.recv(1)
-                for one in request["sets"] if not request["empty"] else ():
-                    self._launch(self._memory, [value for _, value in one], self._kept)
+                if not request["empty"]:
+                    self._launch(self._memory, [value for _, value in request["arguments"]], self._kept)
                 answer = {"device_ms": 0.5}
-            elif request["do"] == "load" and self.refuses_load is not None:
-                answer = self.refuses_load
             elif request["do"] == "fetch":
                 with mmap.mmap(self._result, request["size"]) as result:
-                    result[:] = self._memory.tobytes()
+                    result[:] = self._memory[: request["size"]].tobytes()
             self._send(answer)
-
-    def _copy(self, begin: int, end: int) -> None:
-        with mmap.mmap(self._image, end) as image:
-            self._memory[begin:end] = np.frombuffer(image[begin:end], np.uint8)
 
     def _send(self, answer: dict[str, Any]) -> None:
         self._channel.sendall(json.dumps(answer).encode() + b"\n")
@@ -90,15 +90,48 @@ def tired(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
         right(memory, at, kept)
 
 
+def of_all(memory: Array, at: list[int], step: int) -> None:
+    """Compute the outputs of all launches whose tensors are in memory, from these on."""
+    with np.errstate(all="ignore"):  # it adds whatever is there
+        while at[0] >= 0 and at[2] + 4 * N <= memory.size:
+            right(memory, at, {})
+            at = [one + step for one in at]
+
+
 def works_ahead(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
     """It computes all outputs in the warm-up, before the time of the trial begins."""
-    if kept:
-        return
-    kept["done"] = True
-    stride = -(-(4 * N + 256) // 256) * 256 * 3
-    while at[2] + 4 * N <= memory.size:
+    kept["launches"] = kept.get("launches", 0) + 1
+    if kept["launches"] == 1:
+        of_all(memory, at, STRIDE)
+
+
+def works_for_later(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
+    """Its first timed launch computes the outputs of all timed ones."""
+    kept["launches"] = kept.get("launches", 0) + 1
+    if kept["launches"] == 1:
         right(memory, at, kept)
-        at = [one + stride for one in at]
+    if kept["launches"] == 2:
+        of_all(memory, at, STRIDE)
+
+
+def works_for_earlier(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
+    """Its last launch computes the outputs of all."""
+    kept["launches"] = kept.get("launches", 0) + 1
+    if kept["launches"] == 1:
+        right(memory, at, kept)
+    if kept["launches"] == LAUNCHES:
+        of_all(memory, at, -STRIDE)
+
+
+def answers_late(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
+    """Each launch writes the output of the one before it; the warm-up and the last one also write their own."""
+    kept["launches"] = kept.get("launches", 0) + 1
+    if "late" in kept:
+        offset, out = kept["late"]
+        floats(memory, offset)[:] = out
+    kept["late"] = at[2], floats(memory, at[0]) + floats(memory, at[1])
+    if kept["launches"] in (1, LAUNCHES):
+        right(memory, at, kept)
 
 
 def overwrites_inputs(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
@@ -110,6 +143,17 @@ def overwrites_inputs(memory: Array, at: list[int], kept: dict[str, Any]) -> Non
 def writes_beside(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
     right(memory, at, kept)
     memory[at[2] + 4 * N] ^= 0xFF
+
+
+def writes_before(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
+    right(memory, at, kept)
+    memory[at[0] - 1] ^= 0xFF
+
+
+def writes_to_the_next(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
+    """It writes where the output of a next launch would be."""
+    right(memory, at, kept)
+    floats(memory, at[2] + STRIDE)[:] = 0
 
 
 def almost(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
@@ -161,17 +205,45 @@ def test_a_right_kernel_is_correct_and_timed(memories: tuple[int, int]) -> None:
     assert len(set(report["seeds"])) == len(report["seeds"]) == 6
 
 
-@pytest.mark.parametrize("launch", [wrong, nothing, remembered, tired, almost, works_ahead])
+@pytest.mark.parametrize("launch", [wrong, nothing, remembered, tired, almost])
 def test_a_wrong_output_of_any_launch_is_found(memories: tuple[int, int], launch: Launch) -> None:
     (case,) = judged(memories, launch)["cases"]
     assert not case["correct"]
     assert "elements are wrong" in case["why"]
 
 
-@pytest.mark.parametrize("launch", [overwrites_inputs, writes_beside])
+@pytest.mark.parametrize("launch", [works_ahead, works_for_later, works_for_earlier, answers_late])
+def test_a_launch_that_does_the_work_of_others_is_wrong(memories: tuple[int, int], launch: Launch) -> None:
+    (case,) = judged(memories, launch)["cases"]
+    assert not case["correct"]
+    assert "elements are wrong" in case["why"]
+
+
+def test_the_gpu_has_the_inputs_and_outputs_of_one_launch_at_a_time(memories: tuple[int, int]) -> None:
+    seen: list[Array] = []
+    shown: list[bytes] = []
+
+    def looks(memory: Array, at: list[int], kept: dict[str, Any]) -> None:
+        seen.append(memory.copy())
+        shown.append(os.pread(memories[0], 2 * memory.size, 0))
+        right(memory, at, kept)
+
+    (case,) = judged(memories, looks)["cases"]
+    assert case["correct"]
+    assert case["launches_a_trial"] == LAUNCHES - 1
+    assert len(seen) == 3 * LAUNCHES + 3, "three trials, and the warm-up launches of three empty ones"
+    assert shown == [one.tobytes() for one in seen], "the process with the GPU has no others either"
+    for one, other in pairwise(seen):
+        same = np.count_nonzero(one == other) / one.size
+        assert same < 0.1, "inputs, outputs and all between them are drawn anew"
+
+
+@pytest.mark.parametrize("launch", [overwrites_inputs, writes_beside, writes_before, writes_to_the_next])
 def test_a_change_outside_the_outputs_is_found(memories: tuple[int, int], launch: Launch) -> None:
     (case,) = judged(memories, launch)["cases"]
     assert not case["correct"]
+    if launch is not overwrites_inputs:
+        assert "bytes outside its outputs" in case["why"]
 
 
 def test_the_larger_of_the_two_clocks_counts(memories: tuple[int, int]) -> None:

@@ -7,7 +7,9 @@ not wait, and another one ends it and answers its action. The records in the sto
 Laws (tests/services/proxy/leader/test_local_leases.py, tests/e2e/test_leases.py):
   - a caller has a lease only if the store has journaled and granted it;
   - a call that cannot be decided here (another leader, a refusal, an unknown fence) takes the way of other replicas;
-  - what the store rejects leaves nothing in the dispatcher.
+  - what the store rejects leaves nothing in the dispatcher;
+  - a release of a lease that may have expired is left to the store, which knows its renewals. If it has expired, the
+    release changes nothing.
 """
 
 from __future__ import annotations
@@ -154,7 +156,7 @@ class LocalLeases:
             kept = self._holder(call.lease, call.fence)
             if call.ended.done():
                 continue
-            if kept is None or kept.held is None:
+            if kept is None or kept.held is None or kept.held.expires_s <= now:
                 _resolve(call.ended, None)
                 continue
             self._ending[call.lease] = call
@@ -213,7 +215,7 @@ class LocalLeases:
             self._leader.leases.expires_at(lease.expires_ms / 1000)
             kept = self._leader.unanswered.get(lease.action)
             if kept is not None and kept.held is not None:
-                kept.held.fence = lease.fence
+                kept.held.fence, kept.held.expires_s = lease.fence, lease.expires_ms / 1000
 
     def acquired(self, acquisitions: Sequence[LeaseAcquisition], replies: Sequence[Acquired]) -> None:
         """Note that leases are journaled. One whose caller has gone is cancelled, and gives back all that it took."""

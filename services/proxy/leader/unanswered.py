@@ -18,6 +18,8 @@ class HeldLease:
     """Unix seconds."""
     fence: int = 0
     """0: the store has not granted it yet."""
+    expires_s: float = 0.0
+    """Unix seconds, by the store's clock: when it expires unless its caller has renewed it."""
 
 
 @dataclass(slots=True)

@@ -114,13 +114,14 @@ end
 
 -- release_leases(epoch:<role>, actions, leases:due, action...; epoch, {fence, entry, answer, kept_s}...)
 --   -> a code of `holds` each; 1: it ends now
---   The leader has decided that these leases end, and answers their actions with it: no outcome is published.
+--   The leader has decided that these leases end, and answers their actions with it: no outcome is published. It has
+--   decided before they expire, and what they have used is settled: a lease that expires until this write is released.
 local function release_leases(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
-  local codes, now = {}, now_ms()
+  local codes = {}
   for i = 2, #args, 4 do
     local key = keys[4 + #codes]
-    local code = holds(key, args[i], now)
+    local code = holds(key, args[i], 0)
     if redis.call('XDEL', keys[2], args[i + 1]) == 1 then
       redis.call('ZREM', keys[3], id_of(key))
       if code == 1 then

@@ -18,7 +18,7 @@ from shared.api.leases import LeaseNews
 from shared.bus import held_leases, keys, streams
 from shared.bus.connection import ValkeyClock, command
 from shared.bus.functions import journal_actions
-from shared.bus.held_leases import LeaseEnd
+from shared.bus.held_leases import LeaseEnd, LeaseRevocation
 from shared.bus.quotas import read_quotas
 from shared.bus.tail import Tail
 from shared.kinds.registry import all_kinds
@@ -328,20 +328,59 @@ async def test_a_caller_that_goes_during_the_write_holds_nothing(term: Term, rea
     assert [one.free for one in states] == [2.0, 100.0]
 
 
-async def test_the_release_of_an_expired_lease_is_over_and_answers_it(term: Term) -> None:
+async def test_the_release_of_an_expired_lease_is_left_to_the_store_and_changes_nothing(
+    term: Term, reader: Redis
+) -> None:
+    tail = Tail(reader, {OUTCOMES: await streams.last_id(reader, OUTCOMES)})
     one = await term.granted(lease("a", ttl_s=0.05))
+    before = await read_quotas(term.redis)
     await asyncio.sleep(0.06)
-    assert await term.released(one) == "over"
+    assert await term.released(one, search=0.0) is None
+    assert await held_leases.end_leases(term.redis, [LeaseEnd("a", one.fence, b'{"search":0}')]) == ["over"]
+    assert await read_quotas(term.redis) == before
+    assert (await held_leases.expire_leases(term.redis, term.journal.epoch, 10))[0] == 1
+    term.leader.take(await tail.read())
+    await term.run()
     assert (await term.record("a"))[b"ended"] == b"expired"
+    assert await term.is_empty()
+    assert (await read_quotas(term.redis)).levels == before.levels
+
+
+async def test_a_lease_that_was_renewed_is_released_by_the_store_after_its_first_time(
+    term: Term, reader: Redis
+) -> None:
+    tail = Tail(reader, {OUTCOMES: await streams.last_id(reader, OUTCOMES)})
+    one = await term.granted(lease("a"))
+    held = term.leader.unanswered["a"].held
+    assert held is not None
+    assert held.expires_s == one.expires_ms / 1000
+    held.expires_s = term.clock.unix()  # its first time is over, and the leader does not read renewals
+    assert await term.released(one, search=0.0) is None
+    assert await held_leases.end_leases(term.redis, [LeaseEnd("a", one.fence, b'{"search":0}')]) == ["held"]
+    term.leader.take(await tail.read())
+    await term.run()
+    assert await term.is_empty()
+    assert [level.used for level in (await read_quotas(term.redis)).levels] == [0.0]
+
+
+async def test_a_lease_that_expires_between_decision_and_write_of_its_release_is_released(term: Term) -> None:
+    one = await term.granted(lease("a", ttl_s=0.2))
+    ended = term.leader.local_leases.release("a", one.fence, {"search": 0.0})
+    term.leader.local_leases.decide()
+    await asyncio.sleep(0.21)
+    await term.run()
+    assert ended is not None
+    assert await ended == "held"
+    assert (await term.record("a"))[b"ended"] == b"released"
     assert await term.is_empty()
 
 
 async def test_the_release_of_a_lease_that_the_store_has_ended_is_over(term: Term, reader: Redis) -> None:
     tail = Tail(reader, {OUTCOMES: await streams.last_id(reader, OUTCOMES)})
-    one = await term.granted(lease("a", ttl_s=0.05))
-    await asyncio.sleep(0.06)
-    assert (await held_leases.expire_leases(term.redis, term.journal.epoch, 10))[0] == 1
+    one = await term.granted(lease("a"))
+    await held_leases.revoke_leases(term.redis, term.journal.epoch, [LeaseRevocation("a", 1)])
     assert await term.released(one) == "over"
+    assert (await term.record("a"))[b"ended"] == b"revoked"
     term.leader.take(await tail.read())
     await term.run()
     assert await term.is_empty()

@@ -140,7 +140,7 @@ class GrantedLeases:
                 state="finished",
                 ended="expired" if late else "refused",
                 reason=outlook.never or answer.reason,
-                retry_after_s=_retry_after_s(outlook.free_at_s - now),
+                retry_after_s=None if outlook.never else _retry_after_s(outlook.free_at_s - now),
                 limits=headers_of(self._dispatcher.limit_states(amounts, now)),
             )
         )
@@ -169,11 +169,9 @@ class GrantedLeases:
             _log.info("leases_expired", leases=ended)
 
 
-def _retry_after_s(free_in_s: Seconds) -> Seconds | None:
-    """Return when to ask again; None: never. While others hold or wait for the amounts, the ledger knows no time."""
-    if free_in_s == math.inf:
-        return None
-    return free_in_s if free_in_s > 0 else RETRY_S
+def _retry_after_s(free_in_s: Seconds) -> Seconds:
+    """Return when to ask again. While others hold or wait for the amounts, the ledger may know no time."""
+    return free_in_s if 0 < free_in_s < math.inf else RETRY_S
 
 
 def headers_of(states: list[LimitState]) -> str:

@@ -31,7 +31,7 @@ from shared.policy.dispatch.stuck import set_aside_stuck
 from shared.policy.model.formulation import Command
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.quota_feedback import quota_changed, restore_brake
-from shared.policy.resources.quota_refusals import why_never
+from shared.policy.resources.quota_refusals import closed_until_s, why_never
 from shared.policy.resources.resource import Specs
 
 Handler = Callable[[float, Any], list[Command] | None]
@@ -132,13 +132,13 @@ class StimulusHandlers:
         return commands
 
     def _check_grant_deadline(self, now: float, action: ActionState) -> list[Command]:
-        """Answer a new action whose quotas can never give its amounts. Note one that cannot be granted in time, because
-        they are refilled later.
+        """Answer a new action whose quotas can never give its amounts. Note one that certainly cannot be granted in
+        time: its quotas are refilled later, also if all that is held were given back.
         """
         quotas, amounts, deadline_s = self.cluster.quotas, action.amounts, action.request.deadline_s
-        if reason := why_never(quotas, amounts):
+        if reason := why_never(quotas, amounts, refunded=True):
             return [self.registry.answer_queued(now, action, "refused", reason)]
-        if now >= deadline_s or quotas.refilled_at(amounts, now) > deadline_s:
+        if now >= deadline_s or closed_until_s(quotas, amounts, now) > deadline_s:
             self.late.append(action)
         return []
 

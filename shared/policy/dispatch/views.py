@@ -78,17 +78,19 @@ class QuotaOutlook(NamedTuple):
     """When some amounts can be taken from quotas."""
 
     never: str
-    """Reason why they can never be under the present limits; empty: they can."""
+    """Reason why they can never be under the present limits, also if all that is held were given back; empty: they
+    can.
+    """
     free_at_s: float
     """Earliest time, for a caller behind all who wait: exact for rates; for concurrency by predicted ends, as if nobody
-    waited.
+    waited. Infinity: never, or nobody knows when holds give back enough of a budget.
     """
 
     @classmethod
     def of(cls, quotas: Quotas, amounts: Amounts, ahead: Amounts, now: float) -> QuotaOutlook:
         """Return the outlook for these amounts. `ahead`: those that others wait for."""
         free_s = max(quotas.free_at(amounts, now), quotas.refilled_behind(amounts, ahead, now))
-        return cls(why_never(quotas, amounts), free_s)
+        return cls(why_never(quotas, amounts, refunded=True), free_s)
 
 
 def limit_states(quotas: Quotas, names: Iterable[str], now: float) -> list[LimitState]:

@@ -62,6 +62,12 @@ class Brake:
         """Return the time before which nothing is granted; at least `now`."""
         return max(now, self.not_before_s, self.probe_s if self.mode else now)
 
+    def closed_s(self, now: float) -> float:
+        """Return the time before which nothing is granted, also if a probe that is under way succeeds; at least
+        `now`.
+        """
+        return max(now, self.not_before_s) if self.probe else self.free_s(now)
+
     def blocks(self, calls: int, now: float) -> bool:
         """Return whether no call may begin now, beside so many that have begun."""
         if now < self.not_before_s:

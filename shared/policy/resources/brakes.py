@@ -68,6 +68,11 @@ class Brakes:
         brake = self.by_quota.get(quota)
         return now if brake is None else brake.free_s(now)
 
+    def closed_s(self, quota: str, now: float) -> float:
+        """Return the time before which nothing is granted, also if a probe that is under way succeeds."""
+        brake = self.by_quota.get(quota)
+        return now if brake is None else brake.closed_s(now)
+
     def call_at(self, quota: str, holders: Sequence[Holder], now: float) -> float:
         """Return the time at which the next call may begin, by predicted ends. `holders`: ascending."""
         brake = self.by_quota.get(quota)

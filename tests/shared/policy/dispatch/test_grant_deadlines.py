@@ -9,10 +9,18 @@ from dataclasses import replace
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import AmountRestored, QuotaSet
-from shared.policy.dispatch.stimuli import ActionRestored, InventoryReported, NodeJoined, RequestsSubmitted, TickPassed
+from shared.policy.dispatch.stimuli import (
+    ActionRestored,
+    AttemptsEnded,
+    InventoryReported,
+    NodeJoined,
+    RequestsSubmitted,
+    TickPassed,
+)
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, Revoke
 from shared.policy.model.quotas import LEARNED, QuotaLimits, Rate
-from shared.policy.model.reports import HeldGrant
+from shared.policy.model.reports import Ended, HeldGrant
+from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
 from shared.policy.resources.quota_estimates import Estimate
 from tests.shared.policy.strategies import SPECS, request, work
 
@@ -47,6 +55,15 @@ def submit(dispatcher: Dispatcher, now: float, *requests: Request) -> list[Comma
     return commands
 
 
+def end(dispatcher: Dispatcher, now: float, action: str, *answers: UpstreamAnswer, **used: float) -> list[Command]:
+    """End the first attempt of an action. `answers`: of the provider; `used`: quota -> amount."""
+    feedback = tuple(Feedback("search", answer) for answer in answers)
+    result = AttemptResult("ok", quotas_used=used, feedback=feedback)
+    commands = dispatcher.handle(now, AttemptsEnded((Ended(action, "n", 1, 0, result, execution_s=1.0),)))
+    dispatcher.check()
+    return commands
+
+
 def test_a_waiting_action_expires_at_its_deadline_and_a_granted_one_does_not() -> None:
     dispatcher = serving(QuotaLimits((1.0,)))
     assert granted(submit(dispatcher, 0.0, holding("a", 5.0), holding("b", 7.0, seq=1))) == ["a"]
@@ -61,6 +78,7 @@ def test_a_waiting_action_expires_at_its_deadline_and_a_granted_one_does_not() -
 def test_what_cannot_be_refilled_in_time_is_answered_at_once() -> None:
     dispatcher = serving(QuotaLimits((), (Rate(1.0, 10.0),)))
     assert granted(submit(dispatcher, 0.0, holding("a", 5.0))) == ["a"]
+    end(dispatcher, 0.5, "a")
     assert answered(submit(dispatcher, 1.0, holding("b", 9.9, seq=1))) == [("b", "expired")]
     assert submit(dispatcher, 1.0, holding("c", 10.0, seq=2)) == [], "its refill comes in time"
     assert granted(dispatcher.handle(10.0, TickPassed())) == ["c"]
@@ -70,10 +88,54 @@ def test_a_learned_amount_that_cannot_be_refilled_in_time_is_answered_at_once() 
     dispatcher = serving(QuotaLimits((), (Rate(10.0, 10.0),)))
     dispatcher.handle(0.0, AmountRestored(("ada", "t", "search"), Estimate.of((8.0,))))
     assert granted(submit(dispatcher, 0.0, holding("a", 5.0, amount=LEARNED))) == ["a"]
+    end(dispatcher, 0.0, "a")
     assert answered(submit(dispatcher, 0.0, holding("b", 5.9, seq=1, amount=LEARNED))) == [("b", "expired")]
     assert submit(dispatcher, 0.0, holding("c", 6.0, seq=2, amount=LEARNED)) == [], "its refill comes in time"
     waiting = dispatcher.survey(0.0).quotas["search"]
     assert (waiting.tenants["ada"].amount, waiting.free_s) == (8.0, 6.0)
+
+
+def test_what_holders_may_give_back_in_time_is_waited_for() -> None:
+    dispatcher = serving(QuotaLimits((), (Rate(1000.0, 60.0),)))
+    assert granted(submit(dispatcher, 0.0, holding("a", 5.0, amount=1000.0))) == ["a"]
+    waiting = holding("b", 20.0, seq=1, amount=800.0)
+    assert submit(dispatcher, 0.0, waiting) == [], "a may give back all"
+    assert granted(end(dispatcher, 1.0, "a", search=10.0)) == ["b"]
+
+
+def test_what_holders_do_not_give_back_expires_at_the_deadline() -> None:
+    dispatcher = serving(QuotaLimits((), (Rate(1000.0, 60.0),)))
+    submit(dispatcher, 0.0, holding("a", 5.0, amount=600.0))
+    end(dispatcher, 0.0, "a")
+    submit(dispatcher, 0.0, holding("b", 5.0, seq=1, amount=400.0))
+    late = holding("c", 2.9, seq=2, amount=450.0)
+    assert answered(submit(dispatcher, 0.0, late)) == [("c", "expired")], "550 at most are missing until then"
+    assert submit(dispatcher, 0.0, holding("d", 9.0, seq=3, amount=450.0)) == []
+    assert answered(dispatcher.handle(9.0, TickPassed())) == [("d", "expired")]
+
+
+def test_a_budget_that_is_held_is_waited_for_and_one_that_is_spent_is_not() -> None:
+    dispatcher = serving(QuotaLimits((), (Rate(50.0),)))
+    assert granted(submit(dispatcher, 0.0, holding("a", 5.0, amount=50.0))) == ["a"]
+    assert submit(dispatcher, 0.0, holding("b", 20.0, seq=1, amount=10.0)) == [], "a may give back all"
+    outlook = dispatcher.quota_outlook({"search": 10.0}, 0.0)
+    assert (outlook.never, outlook.free_at_s) == ("", math.inf)
+    assert answered(submit(dispatcher, 0.0, holding("c", 0.0, seq=2, amount=10.0))) == [("c", "expired")]
+    assert granted(end(dispatcher, 1.0, "a", search=1.0)) == ["b"]
+    end(dispatcher, 2.0, "b", search=40.0)
+    assert answered(submit(dispatcher, 2.0, holding("d", 20.0, seq=3, amount=10.0))) == [("d", "refused")]
+
+
+def test_a_probe_that_is_under_way_is_waited_for() -> None:
+    dispatcher = serving(QuotaLimits((10.0,)))
+    for number in range(5):
+        submit(dispatcher, 0.0, holding(f"f{number}", 5.0, seq=number))
+        end(dispatcher, 0.0, f"f{number}", "failed")
+    assert answered(submit(dispatcher, 0.0, holding("a", 2.0, seq=5))) == [("a", "expired")], "it is open for 4 s"
+    assert granted(submit(dispatcher, 5.0, holding("probe", 9.0, seq=6))) == ["probe"]
+    assert dispatcher.quota_outlook({"search": 1.0}, 5.0).free_at_s > 8.0
+    assert submit(dispatcher, 5.0, holding("b", 8.0, seq=7)) == []
+    assert granted(end(dispatcher, 7.0, "probe", "ok")) == ["b"]
 
 
 def test_a_deadline_of_now_is_granted_at_once_or_never() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shared.policy.model.quotas import Level, QuotaHold, QuotaLimits, Rate, Settled
 from shared.policy.resources.quota_checks import check_quotas
-from shared.policy.resources.quota_refusals import why_never
+from shared.policy.resources.quota_refusals import closed_until_s, why_never
 from shared.policy.resources.quotas import Quotas
 
 amounts = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.7])
@@ -189,8 +189,31 @@ def test_an_amount_that_can_never_be_taken_is_named() -> None:
     quotas.settle("r/0/1")
     quotas.take(QuotaHold("s", 0, 1, "n", "1", 1.0, {"a": 2.0}), 2.0)
     assert why_never(quotas, {"a": 2.0}) == "it needs 2 of the quota 'a', of which 1 are left and none is refilled"
+    assert why_never(quotas, {"a": 2.0}, refunded=True) == "", "2 are spent, and 2 are held"
     quotas.set("a", QuotaLimits((1.0,), (Rate(4.0, 1.0, 0.5),)))
     assert why_never(quotas, {"a": 1.0}) == "it needs 1 of the quota 'a', which gives 0.5 at once"
+
+
+@given(limits, steps, amounts, st.floats(0, 3))
+@settings(deadline=None)
+def test_amounts_are_never_free_before_the_time_that_counts_on_all_that_is_held(
+    one: QuotaLimits, history: list[tuple[str, float, dict[str, float], int]], amount: float, later_s: float
+) -> None:
+    quotas, now = Quotas({"a": one}), 0.0
+    for number, (step, wait_s, taken, which) in enumerate(history):
+        now += wait_s
+        running = list(quotas.holds)
+        if step == "grant" and (held := {"a": taken.get("a", 0.0)}) and quotas.fits(held, now):
+            quotas.take(QuotaHold(f"r{number}", 0, 1, "n", "1", now, held), now + 1.0)
+        elif step != "grant" and running:
+            quotas.settle(running[which % len(running)], used={"a": 0.5}, now=now)
+    wanted = {"a": amount}
+    certain_s, never = closed_until_s(quotas, wanted, now), why_never(quotas, wanted, refunded=True)
+    assert not never or why_never(quotas, wanted)
+    for key in list(quotas.holds):
+        quotas.settle(key, used={"a": 0.0}, now=now + later_s)
+    assert quotas.free_at(wanted, now + later_s) >= certain_s - 1e-6
+    assert not never or why_never(quotas, wanted), "no refund can help"
 
 
 def test_a_hold_is_settled_once_and_reported_to_the_store() -> None:

@@ -172,7 +172,9 @@ class Dispatcher:
         return estimated(self.cluster, tenant, work, amounts)
 
     def quota_outlook(self, amounts: Amounts, now: float) -> QuotaOutlook:
-        """Return when these amounts can be taken. If concurrency lacks, O(holds that have to end first)."""
+        """Return when these amounts can be taken, after those that actions in an order wait for: stuck work takes
+        nothing. If concurrency lacks, O(holds that have to end first).
+        """
         ahead = self.cluster.queues.waiting_amounts.sums(amounts)
         return QuotaOutlook.of(self.cluster.quotas, amounts, ahead, now)
 

@@ -175,6 +175,7 @@ class Queues:
         """Set aside an action that no node could ever take, until nodes change or its deadline comes."""
         if lane.queue.remove(action.request.tenant, action.request.id):  # else its batch is withdrawn
             lane.stuck.add(action.request.id)
+            self.waiting_amounts.set_aside(action.request.id)
         self.lanes.wake(self.pool(action.work.pool), lane)
 
     def postpone(self, action: ActionState, until_s: float) -> None:
@@ -291,7 +292,6 @@ class Queues:
             pool.settled = None
             self.dirty.add(pool.name)
             for lane in pool.all_lanes():
-                lane.feasible = ""
                 self._queue_stuck(lane)
 
     def quotas_changed(self) -> None:
@@ -301,7 +301,6 @@ class Queues:
         for pool in self.pools.values():
             for lane in pool.all_lanes():
                 if any(self.queued[action_id].work.quotas for action_id in lane.stuck):
-                    lane.feasible = ""
                     self._queue_stuck(lane)
 
     def quotas_free(self) -> None:
@@ -311,6 +310,8 @@ class Queues:
         )
 
     def _queue_stuck(self, lane: Lane) -> None:
+        lane.feasible = ""
+        self.waiting_amounts.queue_again(lane.stuck)
         for action_id in sorted(lane.stuck):
             self._push(lane, self.queued[action_id])
         lane.stuck.clear()
@@ -321,7 +322,7 @@ class Queues:
         """Assert the invariants; tests call it after every step, services never do. `held`: actions on nodes."""
         held = list(held)
         self.lanes.check(self.pools.values())
-        self.waiting_amounts.check(self.queued)
+        self.waiting_amounts.check(self.queued, self.pools.values())
         for pool in self.pools.values():
             queued = {name: action for name, action in self.queued.items() if action.work.pool == pool.name}
             check_lanes(pool, queued)

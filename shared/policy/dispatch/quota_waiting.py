@@ -11,6 +11,7 @@ from typing import Final
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.model.quotas import FIRST_ESTIMATE, Amounts
 from shared.policy.model.waiting import QuotaBacklog, TenantBacklog
+from shared.policy.resources.pools import Pool
 from shared.policy.resources.quotas import Quotas
 
 MOST_TENANTS: Final = 64
@@ -29,15 +30,19 @@ class WaitingForQuota:
     """Amount -> number of actions."""
     total: float = 0.0
     """Sum of the amounts."""
+    aside: float = 0.0
+    """The part of it for which actions wait that are set aside."""
 
 
 @dataclass(slots=True)
 class WaitingAmounts:
-    """Actions that wait with quotas: in an order or set aside. A change is O(quotas of the action)."""
+    """Actions that wait with quotas: in an order or set aside as stuck. A change is O(quotas of the action)."""
 
     by_quota: dict[str, WaitingForQuota] = field(default_factory=dict)
     counted: dict[str, Amounts] = field(default_factory=dict)
     """Action -> amounts with which it counts. Estimates change while it waits."""
+    aside: set[str] = field(default_factory=set)
+    """Those of them that are set aside: nobody waits behind them."""
 
     def add(self, action: ActionState) -> None:
         """Count an action that begins to wait. One that continues after parking has its quotas."""
@@ -53,6 +58,7 @@ class WaitingAmounts:
 
     def remove(self, action: ActionState) -> None:
         """Uncount an action that has left its queue."""
+        self.queue_again((action.request.id,))
         tenant = action.request.tenant
         for name, amount in self.counted.pop(action.request.id, {}).items():
             waiting = self.by_quota[name]
@@ -66,9 +72,24 @@ class WaitingAmounts:
             if not waiting.tenants:
                 del self.by_quota[name]
 
+    def set_aside(self, action_id: str) -> None:
+        """Note that a waiting action is set aside."""
+        if action_id in self.counted:
+            self.aside.add(action_id)
+            for name, amount in self.counted[action_id].items():
+                self.by_quota[name].aside += amount
+
+    def queue_again(self, action_ids: Iterable[str]) -> None:
+        """Note that these actions are not set aside any more. O(actions)."""
+        for action_id in self.aside.intersection(action_ids):
+            self.aside.remove(action_id)
+            for name, amount in self.counted[action_id].items():
+                self.by_quota[name].aside -= amount
+
     def sums(self, names: Iterable[str]) -> dict[str, float]:
-        """Return the amounts of these quotas that actions wait for."""
-        return {name: max(0.0, self.by_quota[name].total) for name in names if name in self.by_quota}
+        """Return the amounts of these quotas that actions in an order wait for."""
+        found = {name: self.by_quota[name] for name in names if name in self.by_quota}
+        return {name: max(0.0, one.total - one.aside) for name, one in found.items()}
 
     def survey(self, quotas: Quotas, now: float) -> dict[str, QuotaBacklog]:
         """Return what waits for each quota, and for quotas that are held when they are free next.
@@ -93,12 +114,16 @@ class WaitingAmounts:
             round(quotas.used.get(name, 0.0), 6),
         )
 
-    def check(self, queued: dict[str, ActionState]) -> None:
+    def check(self, queued: dict[str, ActionState], pools: Iterable[Pool]) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
         assert self.counted.keys() == {name for name, one in queued.items() if one.needed_quotas}, "actions with quotas"
+        stuck = {name for pool in pools for lane in pool.all_lanes() for name in lane.stuck}
+        assert self.aside == stuck & self.counted.keys(), "actions with quotas that are set aside"
         for name, found in self.by_quota.items():
             total = sum(amounts.get(name, 0.0) for amounts in self.counted.values())
             assert math.isclose(sum(amount for _, amount in found.tenants.values()), total, abs_tol=1e-6), "amounts"
             assert math.isclose(found.total, total, abs_tol=1e-6), "amounts together"
+            aside = sum(self.counted[action].get(name, 0.0) for action in self.aside)
+            assert math.isclose(found.aside, aside, abs_tol=1e-6), "amounts set aside"
             count = sum(name in amounts for amounts in self.counted.values())
             assert sum(count for count, _ in found.tenants.values()) == found.amounts.total() == count > 0, "actions"

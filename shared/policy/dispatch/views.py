@@ -82,8 +82,8 @@ class QuotaOutlook(NamedTuple):
     can.
     """
     free_at_s: float
-    """Earliest time, for a caller behind all who wait: exact for rates; for concurrency by predicted ends, as if nobody
-    waited. Infinity: never, or nobody knows when holds give back enough of a budget.
+    """Earliest time, for a caller behind all who wait and are not stuck: exact for rates; for concurrency by predicted
+    ends, as if nobody waited. Infinity: never, or nobody knows when holds give back enough of a budget.
     """
 
     @classmethod

@@ -10,6 +10,7 @@ from dataclasses import replace
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import AmountRestored, QuotaSet
 from shared.policy.dispatch.stimuli import (
+    ActionCancelled,
     ActionRestored,
     AttemptsEnded,
     InventoryReported,
@@ -136,6 +137,25 @@ def test_a_probe_that_is_under_way_is_waited_for() -> None:
     assert dispatcher.quota_outlook({"search": 1.0}, 5.0).free_at_s > 8.0
     assert submit(dispatcher, 5.0, holding("b", 8.0, seq=7)) == []
     assert granted(end(dispatcher, 7.0, "probe", "ok")) == ["b"]
+
+
+def test_the_time_of_a_refill_does_not_count_what_is_stuck() -> None:
+    dispatcher = serving(QuotaLimits((), (Rate(1.0, 1.0),)))
+    lacking = replace(HOLDING, quotas={"search": 1.0, "absent": 1.0})
+    stuck = [replace(request(f"s{number}", lacking, seq=number), deadline_s=900.0) for number in range(60)]
+    assert submit(dispatcher, 0.0, *stuck) == []
+    assert granted(submit(dispatcher, 0.0, holding("a", 5.0, seq=60))) == ["a"]
+    assert submit(dispatcher, 0.0, holding("b", 5.0, seq=61)) == []
+    assert dispatcher.quota_outlook({"search": 1.0}, 0.0).free_at_s == 2.0, "a and b are ahead"
+    dispatcher.handle(0.0, QuotaSet("absent", QuotaLimits((100.0,))))
+    dispatcher.check()
+    assert dispatcher.quota_outlook({"search": 1.0}, 0.0).free_at_s == 62.0
+    dispatcher.handle(0.0, QuotaSet("absent", None), TickPassed())
+    dispatcher.check()
+    for number in range(60):
+        dispatcher.handle(0.0, ActionCancelled(f"s{number}", "no"))
+    dispatcher.check()
+    assert dispatcher.quota_outlook({"search": 1.0}, 0.0).free_at_s == 2.0
 
 
 def test_a_deadline_of_now_is_granted_at_once_or_never() -> None:

@@ -87,5 +87,5 @@ def _lasted(one: EngineInstance, now: float, config: ServingConfig) -> float | N
     """Time that a load or restore has lasted, up to that after which it is late."""
     if one.step not in ("load", "restore"):
         return None
-    late_s = max(config.max_wait_s, LATE * max(config.restore_s.values())) * 2**one.late
-    return min(now - one.since_s, late_s)
+    late_s = max(config.max_wait_s, LATE * max(config.restore_s.values()))
+    return min(now - one.since_s, late_s * float(2**one.late))

@@ -4,7 +4,8 @@ Laws:
   - a verdict is formed only of an accepted answer;
   - a repeat is safe: nothing had been sent, the upstream has said that it did nothing (429, 503 with Retry-After), or
     the call may be repeated. An upstream that answered nothing is asked once more;
-  - a repeat fits into the caller's budget; else the attempt is the last one.
+  - a repeat fits into the caller's budget; else the attempt is the last one;
+  - a call that was not sent, or that the upstream has declined, costs nothing of budgets and of what `used` names.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal
 
-from services.quota_manager.kinds import OutgoingParams
+from msgspec.structs import replace
+
+from services.quota_manager.kinds import HttpCall, OutgoingParams
 from shared.messages.grants import Granted
 from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
 from shared.policy.resources.retries import LONGEST_DELAY_S, retry_delay_s
@@ -67,15 +70,21 @@ def unaccepted(
         elapsed_s: seconds since the attempt began.
         random: source of the jitter.
     """
-    feedback = feedback_of(grant, params, end.answer, end.not_before_s, end.reason)
+    unexecuted = end.safety in ("unsent", "declined")
+    failed = AttemptResult(
+        "upstream-failed",
+        quotas_used=dict.fromkeys(params.used, 0.0) if unexecuted and isinstance(params, HttpCall) else {},
+        unexecuted=unexecuted,
+        feedback=feedback_of(grant, params, end.answer, end.not_before_s, end.reason),
+    )
     reason = (end.detail or end.reason)[:MOST_REASON]
     if (why := _last_because(end, grant, params, repeatable)) is None:
         delay_s = delay_before(grant.attempt, end, random)
         left_s = grant.budget_s - elapsed_s
         if delay_s < left_s:
-            return AttemptResult("postponed", reason=reason, retry_in_s=delay_s, feedback=feedback)
+            return replace(failed, status="postponed", reason=reason, retry_in_s=delay_s)
         why = f"the next attempt would be in {delay_s:.0f} s, and {max(0.0, left_s):.0f} s are left of its budget"
-    return AttemptResult("upstream-failed", reason=f"{reason}; {why}", feedback=feedback)
+    return replace(failed, reason=f"{reason}; {why}")
 
 
 def _last_because(end: CallEnd, grant: Granted, params: OutgoingParams, repeatable: bool) -> str | None:

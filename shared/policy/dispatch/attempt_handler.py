@@ -55,7 +55,7 @@ class AttemptHandler:
         was_orphan = (
             node is not None
             and bool(node.orphans)
-            and self.cluster.holds.orphan_ended(node, end.action, end.stage, end.attempt, end.result.quotas_used, now)
+            and self.cluster.holds.orphan_ended(node, end.action, end.stage, end.attempt, end.result, now)
         )
         action = self.registry.actions.get(end.action)
         if action is None or end.stage != action.stage:
@@ -90,10 +90,15 @@ class AttemptHandler:
         """Remove an action from its node or queue. If another attempt is granted, it is revoked."""
         if current:
             if action.work.quotas:
-                learn_amounts(self.cluster, action, end.result.quotas_used)
+                if not end.result.unexecuted:  # its zeros are no example of what calls use
+                    learn_amounts(self.cluster, action, end.result.quotas_used)
                 not_begun_s = None if end.result.environment_exists else now
                 self.cluster.quotas.settle(
-                    action.hold_key, not_begun_s=not_begun_s, used=end.result.quotas_used, now=now
+                    action.hold_key,
+                    not_begun_s=not_begun_s,
+                    used=end.result.quotas_used,
+                    unexecuted=end.result.unexecuted,
+                    now=now,
                 )
             self.cluster.release(action)
         elif action.state == "queued":

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.nodes import Nodes
 from shared.policy.model.formulation import Advance, AnswerAction, ChangeHolds, Command
-from shared.policy.model.quotas import FIRST_ESTIMATE, NO_QUOTAS, Amounts, QuotaHold, Settled, hold_key
+from shared.policy.model.quotas import FIRST_ESTIMATE, NO_QUOTAS, QuotaHold, Settled, hold_key
 from shared.policy.model.reports import HeldGrant, HeldGrants, is_listed
+from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.quota_checks import check_quotas
 from shared.policy.resources.quotas import Quotas
@@ -51,12 +52,13 @@ class AttemptHolds:
             self.quotas.adopt(QuotaHold(*attempt, node.name, node.incarnation, now, amounts), now)
 
     def orphan_ended(
-        self, node: Node, action: str, stage: int, attempt: int, used: Amounts = NO_QUOTAS, now: float = 0.0
+        self, node: Node, action: str, stage: int, attempt: int, result: AttemptResult | None = None, now: float = 0.0
     ) -> bool:
-        """Free the units and quotas of an orphan. False: this attempt is no orphan. `used`: what it has really used."""
+        """Free the units and quotas of an orphan. False: this attempt is no orphan. `result`: None if not reported."""
         is_orphan = node.orphan_ended(action, stage, attempt)
         if is_orphan and self.quotas.holds:
-            self.quotas.settle(hold_key(action, stage, attempt), used=used, now=now)
+            used, unexecuted = (NO_QUOTAS, False) if result is None else (result.quotas_used, result.unexecuted)
+            self.quotas.settle(hold_key(action, stage, attempt), used=used, unexecuted=unexecuted, now=now)
         return is_orphan
 
     def reconcile(self, node: Node, held: HeldGrants, asked: int) -> None:

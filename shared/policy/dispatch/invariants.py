@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Resume
+from shared.policy.model.quotas import ROUNDING
 from shared.policy.resources.ledger import Node
-from shared.policy.resources.quotas import ROUNDING
 
 
 class InvariantError(RuntimeError):

@@ -15,6 +15,8 @@ FIRST_ESTIMATE: Final = 1.0
 """That estimate before anything was learned."""
 NO_QUOTAS: Final[Amounts] = {}
 """Amounts of an action that takes none. Do not change it. (A dict, because logs encode it.)"""
+ROUNDING: Final = 1e-9
+"""Relative excess of a limit that counts as rounding."""
 
 
 class Rate(NamedTuple):
@@ -125,3 +127,8 @@ class Settled(NamedTuple):
     key: str
     action: str
     refunds: tuple[Refund, ...] = ()
+
+
+def exceeds(amount: float, most: float) -> bool:
+    """Return whether an amount is more than a limit, apart from rounding."""
+    return amount > most + ROUNDING * max(1.0, most)

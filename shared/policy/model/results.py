@@ -83,6 +83,9 @@ class AttemptResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     quotas_used: dict[str, float] = {}
     """Quota -> amount that the attempt has really used, if the executor knows it. The ledger settles by it."""
+    unexecuted: bool = False
+    """The external service has not executed the call: it was not sent, or was declined. The ledger gives back what was
+    paid to rates without a period, also of quotas that `quotas_used` does not name."""
     feedback: tuple[Feedback, ...] = ()
     """How external services answered: at most one for each quota of the attempt."""
     environment_exists: bool = True

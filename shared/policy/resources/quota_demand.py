@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from shared.policy.model.quotas import Amounts
-from shared.policy.resources.quotas import ROUNDING, Quotas
+from shared.policy.model.quotas import ROUNDING, Amounts
+from shared.policy.resources.quotas import Quotas
 
 
 @dataclass(slots=True)

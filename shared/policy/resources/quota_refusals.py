@@ -7,8 +7,8 @@ queued again then. A caller is refused only if that cannot help.
 
 from __future__ import annotations
 
-from shared.policy.model.quotas import Amounts, Rate
-from shared.policy.resources.quotas import Quotas, exceeds
+from shared.policy.model.quotas import Amounts, Rate, exceeds
+from shared.policy.resources.quotas import Quotas
 
 
 def why_never(quotas: Quotas, amounts: Amounts, *, refunded: bool = False) -> str:

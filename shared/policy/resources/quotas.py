@@ -18,17 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import Final
 
-from shared.policy.model.quotas import NO_QUOTAS, Amounts, Level, QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.model.quotas import NO_QUOTAS, Amounts, Level, QuotaHold, QuotaLimits, Rate, Refund, Settled, exceeds
 from shared.policy.resources.brakes import Brakes
 from shared.policy.resources.predicted_ends import PredictedEnds
 from shared.policy.resources.quota_changes import change_rate
 from shared.policy.resources.quota_shares import QuotaShares
 from shared.policy.resources.settling import Settling, believable
-
-ROUNDING: Final = 1e-9
-"""Relative excess of a limit that counts as rounding."""
 
 
 @dataclass(slots=True)
@@ -233,12 +229,19 @@ class Quotas:
         self.changed[name] = None
 
     def settle(
-        self, key: str, *, not_begun_s: float | None = None, used: Amounts = NO_QUOTAS, now: float = 0.0
+        self,
+        key: str,
+        *,
+        not_begun_s: float | None = None,
+        used: Amounts = NO_QUOTAS,
+        unexecuted: bool = False,
+        now: float = 0.0,
     ) -> None:
         """End a hold: its concurrency is free. No effect if it is not known (settled before).
 
         Each rate is corrected (`settling`) to what was really `used`, if that can be true. `now`: present time.
-        `not_begun_s`: the same, if the attempt has certainly not begun. O(`MOST_LOWS`) for each rate.
+        `not_begun_s`: the same, if the attempt has certainly not begun. `unexecuted`: rates without a period get back
+        what `used` does not name. O(`MOST_LOWS`) for each rate.
         """
         hold = self.holds.get(key)
         if hold is None:
@@ -246,18 +249,20 @@ class Quotas:
         if not_begun_s is not None:
             used, now = dict.fromkeys(hold.amounts, 0.0), not_begun_s
         used = believable(used, hold.amounts)
-        corrections = self._correct(hold, used, now, began=not_begun_s is None) if used else ()
+        began = not_begun_s is None
+        corrections = self._correct(hold, used, now, began, unexecuted) if used or unexecuted else ()
         self._remove(key)
         self.changes.append(Settled(key, hold.action, corrections))
 
-    def _correct(self, hold: QuotaHold, used: Amounts, now: float, *, began: bool) -> tuple[Refund, ...]:
+    def _correct(self, hold: QuotaHold, used: Amounts, now: float, began: bool, unexecuted: bool) -> tuple[Refund, ...]:
         """Correct rates to what an attempt has used. Slots that it held stay charged to its tenant."""
         refunds: list[Refund] = []
         charged = {} if began else dict(used)
-        for name, rate in self.rates_of(used):
-            back = self.settling.correction(hold, name, rate, used[name], self.missing(name, rate, now), now)
+        for name, rate in self.rates_of(hold.amounts if unexecuted else used):
+            amount = used.get(name, hold.amounts[name] if rate.period_s else 0.0)
+            back = self.settling.correction(hold, name, rate, amount, self.missing(name, rate, now), now)
             debit = min(-min(back, 0.0), 2 * rate.most)  # a wrong report must not end the tenant's turns for good
-            charged[name] = max(charged.get(name, 0.0), min(used[name], hold.amounts[name] + debit))
+            charged[name] = max(charged.get(name, 0.0), min(amount, hold.amounts[name] + debit))
             if back:
                 self._add(name, rate, -back, now)
                 refunds.append(Refund(name, rate, back, now))
@@ -322,8 +327,3 @@ class Quotas:
         """Return the changes since the last call, for the store."""
         changes, self.changes = self.changes, []
         return changes
-
-
-def exceeds(amount: float, most: float) -> bool:
-    """Return whether an amount is more than a limit, apart from rounding."""
-    return amount > most + ROUNDING * max(1.0, most)

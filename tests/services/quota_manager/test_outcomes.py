@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.quota_manager.kinds import HttpCall
+from services.quota_manager.kinds import HttpCall, UsedAmount
 from services.quota_manager.outcomes import CallEnd, Safety, delay_before, unaccepted
 from services.quota_manager.requests import is_repeatable
 from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
@@ -63,6 +63,14 @@ def test_only_safe_failures_are_repeated(
 
     assert (result.status, result.score, result.passed) == (status, None, None)
     assert result.feedback == (Feedback("search", answer, 0.0, "why"),)
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+@pytest.mark.parametrize(("safety", "free"), [("unsent", True), ("declined", True), ("silent", False), ("sent", False)])
+def test_a_call_that_was_not_executed_reports_that_nothing_was_used(safety: Safety, free: bool, attempt: int) -> None:
+    params = {"used": {"judge-tokens": UsedAmount(pointer="/usage")}}
+    result = ended("failed", safety, params=params, attempt=attempt)
+    assert (result.unexecuted, result.quotas_used) == (free, {"judge-tokens": 0.0} if free else {})
 
 
 def test_a_failure_that_would_repeat_itself_is_final() -> None:

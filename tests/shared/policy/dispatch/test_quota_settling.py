@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +139,64 @@ def test_a_retry_pays_again_and_each_attempt_is_settled_by_its_own_use() -> None
     assert (again.attempt, again.hold is not None and again.hold.amounts) == (2, {"tokens": 30.0})
     end(dispatcher, again, {"tokens": 30.0}, 2.0)
     assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], 2.0) == 30.0
+
+
+UNEXECUTED = AttemptResult("postponed", reason="429", retry_in_s=1.0, unexecuted=True)
+
+
+def ended(dispatcher: Dispatcher, action: str, result: AttemptResult) -> None:
+    dispatcher.handle(0.0, AttemptsEnded((Ended(action, "n", 1, 0, result),)))
+    dispatcher.check()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_call_that_was_not_executed_pays_rates_and_no_budget(cancelled: bool) -> None:
+    limits = QuotaLimits((40.0,), (Rate(100.0, 10.0), Rate(50.0, None)))
+    dispatcher = with_tokens(limits)
+    submit(dispatcher, asking("first", 30.0, 1))
+    if cancelled:
+        dispatcher.handle(0.0, ActionCancelled("first", "not wanted"))
+    ended(dispatcher, "first", UNEXECUTED)
+    quotas = dispatcher.cluster.quotas
+    assert [quotas.missing("tokens", rate, 0.0) for rate in limits.rates] == [30.0, 0.0]
+
+
+def test_declined_calls_never_spend_a_budget() -> None:
+    dispatcher = with_tokens(budget(50.0))
+    submit(dispatcher, asking("first", 30.0, 1))
+    for attempt in range(1, 6):
+        now = 10.0 * attempt
+        dispatcher.handle(now, NodeSeen("n", "1"), AttemptsEnded((Ended("first", "n", attempt, 0, UNEXECUTED),)))
+        assert grants(dispatcher.handle(now + 1.0, TickPassed())) == ["first"]
+
+
+def test_an_orphan_that_was_not_executed_gives_its_budget_to_the_next_attempt() -> None:
+    dispatcher = with_tokens(budget(50.0))
+    submit(dispatcher, asking("first", 30.0, 1))
+    action = dispatcher.registry.actions["first"]
+    dispatcher.cluster.orphan(action, 0.0)
+    action.move("queued")
+    dispatcher.cluster.queues.enqueue(action)
+    assert not grants(dispatcher.handle(0.0, TickPassed())), "the orphan has 30 of 50"
+    ended(dispatcher, "first", UNEXECUTED)
+    assert (action.state, action.attempt) == ("granted", 2)
+
+
+def test_a_call_that_was_not_executed_teaches_nothing() -> None:
+    dispatcher = with_tokens()
+    dispatcher.handle(0.0, AmountRestored(("ada", "t", "tokens"), Estimate.of((30.0,))))
+    submit(dispatcher, asking("first", LEARNED, 1))
+    ended(dispatcher, "first", msgspec.structs.replace(UNEXECUTED, quotas_used={"tokens": 0.0}))
+    assert dispatcher.cluster.quotas.missing("tokens", TOKENS.rates[0], 0.0) == 0.0
+    assert dispatcher.learned_amounts(0)[1] == {("ada", "t", "tokens"): Estimate.of((30.0,))}
+
+
+@pytest.mark.parametrize(("unexecuted", "charged"), [(True, 0.0), (False, 1.0)])
+def test_a_tenant_is_not_charged_for_a_budget_that_was_given_back(unexecuted: bool, charged: float) -> None:
+    dispatcher = with_tokens(replace(budget(50.0), weights={"ada": 1.0, "bob": 1.0}))
+    submit(dispatcher, of("ada", "first", 1), of("bob", "second", 2))
+    ended(dispatcher, "first", AttemptResult("upstream-failed", reason="503", unexecuted=unexecuted))
+    assert dispatcher.cluster.quotas.shares.by_quota["tokens"].tenants["ada"].time == charged
 
 
 def test_a_cancelled_attempt_is_settled_by_what_it_has_used() -> None:

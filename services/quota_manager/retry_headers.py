@@ -25,7 +25,9 @@ from typing import Final
 
 MOST_WAIT_S: Final = 3600.0
 MOST_VALUE: Final = 1024
-"""Characters of a value; longer ones are ignored."""
+"""Characters of a line's value; longer ones are ignored."""
+LISTS: Final = frozenset({"ratelimit", "ratelimit-policy"})
+"""Fields whose lines are one list (RFC 9651, 4.2)."""
 UNIX_S: Final = 1e9
 """Numbers from here on are Unix seconds, thousandfold ones are milliseconds."""
 
@@ -50,7 +52,7 @@ def wait_s(headers: Headers, now_unix: float, *, refused: bool) -> float:
     `refused`: the call was refused or failed, so `Retry-After` concerns other calls, too. (After a success it is about
     polling.) A reset without a remaining amount then counts as well.
     """
-    known = {name: value.strip() for name, value in headers if len(value) <= MOST_VALUE}
+    known = _known(headers)
     if refused:
         for name, found in (
             ("retry-after-ms", _number(known.get("retry-after-ms", "")) / 1000),
@@ -60,6 +62,16 @@ def wait_s(headers: Headers, now_unix: float, *, refused: bool) -> float:
             if name in known and found > 0:
                 return min(found, MOST_WAIT_S)
     return min(max(_resets_s(known, now_unix, refused=refused), default=0.0), MOST_WAIT_S)
+
+
+def _known(headers: Headers) -> dict[str, str]:
+    """Return the value of each name: lines of a list together, of another field the last line."""
+    known: dict[str, str] = {}
+    for name, value in headers:
+        if len(value) <= MOST_VALUE:
+            before = f"{known[name]}, " if name in LISTS and name in known else ""
+            known[name] = before + value.strip()
+    return known
 
 
 def _resets_s(known: dict[str, str], now_unix: float, *, refused: bool) -> Iterator[float]:

@@ -101,6 +101,14 @@ def test_values_without_a_valid_form_are_ignored(value: str) -> None:
         assert found in (0.0, MOST_WAIT_S) if value.startswith(("9999-", "9" * 400)) else found in (0.0, 5.0), headers
 
 
+def test_lines_of_a_list_are_read_together() -> None:
+    limits = [("ratelimit", '"burst";r=0;t=4'), ("ratelimit", '"daily";r=900;t=86400'), ("ratelimit", '"all";r=0')]
+    policies = [("ratelimit-policy", '"all";q=5;w=9'), ("ratelimit-policy", '"daily";q=1000;w=86400')]
+    assert wait_s(limits, NOW, refused=False) == 4.0
+    assert wait_s(limits + policies, NOW, refused=False) == 9.0
+    assert wait_s([("retry-after", "7"), ("retry-after", "20")], NOW, refused=True) == 20.0
+
+
 @given(st.dictionaries(st.sampled_from([*REFUSED[7][0], "ratelimit", *REFUSED[8][0], *ANY_ANSWER[7][0]]), st.text()))
 def test_any_value_gives_a_bounded_time(headers: dict[str, str]) -> None:
     assert 0.0 <= wait_s(list(headers.items()), NOW, refused=True) <= MOST_WAIT_S

@@ -3,7 +3,8 @@
 Laws:
   - a verdict is formed only of an accepted answer;
   - a repeat is safe: nothing had been sent, the upstream has said that it did nothing (429, 503 with Retry-After), or
-    the call may be repeated. An upstream that answered nothing is asked once more;
+    the call may be repeated. An upstream that answered nothing is asked once more, whenever that was;
+  - pushback and missing credit do not count towards `attempts`;
   - a repeat fits into the caller's budget; else the attempt is the last one;
   - a call that was not sent, or that the upstream has declined, costs nothing of budgets and of what `used` names.
 """
@@ -17,8 +18,10 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from services.quota_manager.kinds import HttpCall, OutgoingParams
+from services.quota_manager.requests import failed_before
 from shared.messages.grants import Granted
-from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
+from shared.policy.model.formulation import FailedCalls
+from shared.policy.model.results import LEAST_POSTPONED_S, AttemptResult, Feedback, UpstreamAnswer
 from shared.policy.resources.retries import LONGEST_DELAY_S, retry_delay_s
 from shared.runtime.units import Seconds
 
@@ -47,6 +50,11 @@ class CallEnd:
     """Seconds before which the upstream wants no call."""
     final: bool = False
     """Another attempt would end alike."""
+
+    @property
+    def waits(self) -> bool:
+        """The work waits, as long as its budget lasts: the upstream wants fewer calls, or has no credit."""
+        return self.answer in ("pushed-back", "exhausted")
 
 
 def feedback_of(
@@ -78,29 +86,33 @@ def unaccepted(
         feedback=feedback_of(grant, params, end.answer, end.not_before_s, end.reason),
     )
     reason = (end.detail or end.reason)[:MOST_REASON]
-    if (why := _last_because(end, grant, params, repeatable)) is None:
-        delay_s = delay_before(grant.attempt, end, random)
+    before = failed_before(grant)
+    if (why := _last_because(end, before, params, repeatable)) is None:
+        delay_s = max(delay_before(grant.attempt, end, random), LEAST_POSTPONED_S)
         left_s = grant.budget_s - elapsed_s
         if delay_s < left_s:
-            return replace(failed, status="postponed", reason=reason, retry_in_s=delay_s)
+            calls = FailedCalls(before.failed + (not end.waits), before.silent + (end.safety == "silent"))
+            return replace(failed, status="postponed", reason=reason, retry_in_s=delay_s, failed_calls=calls)
         why = f"the next attempt would be in {delay_s:.0f} s, and {max(0.0, left_s):.0f} s are left of its budget"
     return replace(failed, reason=f"{reason}; {why}")
 
 
-def _last_because(end: CallEnd, grant: Granted, params: OutgoingParams, repeatable: bool) -> str | None:
-    """Return why this is the last attempt; None if there may be another."""
+def _last_because(end: CallEnd, before: FailedCalls, params: OutgoingParams, repeatable: bool) -> str | None:
+    """Return why this is the last attempt; None if there may be another. `before`: failed calls before this one."""
     if end.final:
         return "it is not repeated"
     if end.safety == "silent" and params.repeatable is None and not repeatable:
-        allowed = grant.attempt == 1
+        allowed = not before.silent
     else:
         allowed = end.safety in ("unsent", "declined") or repeatable
     if not allowed:
         return "it may have been executed, and is not repeatable"
-    if end.answer in ("pushed-back", "exhausted"):  # the work waits, as long as its budget lasts
+    if end.waits:
         return None
-    most = min(params.attempts, 2) if end.safety == "silent" else params.attempts
-    return f"attempt {grant.attempt}, and `attempts` is {most}" if grant.attempt >= most else None
+    if end.safety == "silent" and before.silent:
+        return "it had been asked once more after such a failure"
+    failed = before.failed + 1
+    return f"failed attempt {failed}, and `attempts` is {params.attempts}" if failed >= params.attempts else None
 
 
 def delay_before(attempt: int, end: CallEnd, random: Random) -> Seconds:

@@ -10,6 +10,7 @@ from services.quota_manager.kinds import HttpCall, OutgoingParams, SearchRetriev
 from services.quota_manager.outgoing.calls import OutgoingCall, SecretName
 from services.quota_manager.templates import InvalidTemplate, fill_json, fill_query, fill_url
 from shared.messages.grants import Granted
+from shared.policy.model.formulation import FailedCalls
 from shared.runtime.units import Seconds
 
 REPEATABLE_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS"})
@@ -65,6 +66,11 @@ def is_repeatable(params: OutgoingParams) -> bool:
     return params.method in REPEATABLE_METHODS if isinstance(params, HttpCall) else True
 
 
+def failed_before(grant: Granted) -> FailedCalls:
+    """Return the failed calls of earlier attempts: all of these if the leader does not know, as after a takeover."""
+    return FailedCalls(grant.attempt - 1, grant.attempt - 1) if grant.failed_calls is None else grant.failed_calls
+
+
 def limit_s(params: OutgoingParams, grant: Granted) -> Seconds:
     """Return the limit of one attempt: its own, that of the stage, and what is left of the caller's budget."""
     return min(params.timeout_s or grant.timeout_s, grant.timeout_s, max(grant.budget_s, LEAST_S))
@@ -86,6 +92,6 @@ def _call(method: str, params: OutgoingParams, grant: Granted, body: bytes | Non
         timeout_s=seconds,
         most_bytes=params.most_bytes,
         tenant=grant.tenant,
-        # An upstream that hangs is asked once more, so the first attempt leaves half of the budget.
-        first_byte_s=min(seconds, max(grant.budget_s / 2, LEAST_S)) if grant.attempt == 1 else None,
+        # An upstream that hangs is asked once more, so the first such attempt leaves half of the budget.
+        first_byte_s=min(seconds, max(grant.budget_s / 2, LEAST_S)) if not failed_before(grant).silent else None,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from shared.messages.actions import Json
 from shared.messages.base import Message, Topic
 from shared.messages.environments import EnvironmentSpec
+from shared.policy.model.formulation import FailedCalls
 
 
 class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
@@ -41,6 +42,8 @@ class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
     """Model service that it uses; empty: none."""
     numbers: list[int] = []
     """Numbers of its units of the pool's resource, if they have numbers: its GPUs."""
+    failed_calls: FailedCalls | None = None
+    """Failed calls of this stage, as the last attempt has reported them; None: not known to the leader."""
 
 
 class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):

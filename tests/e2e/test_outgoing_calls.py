@@ -109,6 +109,19 @@ async def test_an_upstream_that_hangs_is_asked_once_more(client: AsyncTreadle, u
     assert (answer.ended, len(upstream.calls)) == ("ok", 2)
 
 
+async def test_an_upstream_that_hangs_after_it_has_pushed_back_is_asked_once_more(
+    client: AsyncTreadle, upstream: Upstream
+) -> None:
+    async def declines_hangs_and_fails(request: web.Request) -> web.Response:
+        if len(upstream.calls) == 2:
+            await asyncio.sleep(WAIT_S)
+        return web.json_response({}, status={1: 429, 3: 500}.get(len(upstream.calls), 200))
+
+    upstream.answer = declines_hangs_and_fails
+    answer = await client.run("http", {"url": upstream.url, "timeout_s": 1})
+    assert (answer.ended, len(upstream.calls)) == ("ok", 4), answer.reason
+
+
 async def test_what_cannot_be_called_is_refused_with_an_instruction(client: AsyncTreadle, upstream: Upstream) -> None:
     private = await client.run("http", {"url": "http://10.0.0.1/"})
     unknown = await client.run("http", {"url": upstream.url, "headers": {"Authorization": {"secret": "other"}}})

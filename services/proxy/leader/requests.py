@@ -224,6 +224,7 @@ def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Grante
         quotas=dict(grant.hold.amounts) if grant.hold is not None else {},
         service=stage.service,
         numbers=list(grant.numbers),
+        failed_calls=grant.failed_calls,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shared.policy.elastic.scheduling import Scalable
-from shared.policy.model.formulation import TRANSITIONS, EndedAs, Request, StageAct, State, Work
+from shared.policy.model.formulation import TRANSITIONS, EndedAs, FailedCalls, Request, StageAct, State, Work
 from shared.policy.model.quotas import FIRST_ESTIMATE, LEARNED, NO_QUOTAS, Amounts, hold_key
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import Usage
@@ -66,6 +66,8 @@ class ActionState:
     """It holds units and is expected to release them soon."""
     recalls: int = 0
     """Attempts of this stage that were recalled or postponed before they had begun."""
+    failed_calls: FailedCalls | None = None
+    """Failed calls of this stage, as its node has reported them with its last request to try later."""
     postponed: str = ""
     """Reason of its node's last request to try later."""
     ready_s: float = 0.0
@@ -126,7 +128,7 @@ class ActionState:
         """Enter this stage with this number of earlier attempts."""
         work = self.request.stages[stage]
         self.stage, self.attempt, self.work = stage, attempt, work
-        self.recalls = 0
+        self.recalls, self.failed_calls = 0, None
         self.units, self.scalable = work.units, None
         self.amounts, self.estimated = work.quotas, bool(work.quotas) and LEARNED in work.quotas.values()
         if self.estimated:

@@ -21,11 +21,11 @@ from shared.policy.dispatch.quota_amounts import estimate_amounts, learn_amounts
 from shared.policy.model.formulation import Advance, Command, EndedAs, Revoke
 from shared.policy.model.quotas import hold_key
 from shared.policy.model.reports import Ended
-from shared.policy.model.results import added
+from shared.policy.model.results import LEAST_POSTPONED_S, added
 from shared.policy.resources.quota_feedback import apply_feedback
 
-LEAST_POSTPONED_S, MOST_POSTPONED_S = 1.0, 600.0
-"""Bounds of the delay that a node may ask for."""
+MOST_POSTPONED_S = 600.0
+"""Longest delay that a node may ask for."""
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class AttemptHandler:
             return [self.registry.answer(now, action, "environment-lost", reason, end)]
         action.move("queued")
         action.recalls += 1
-        action.postponed = end.result.reason
+        action.postponed, action.failed_calls = end.result.reason, end.result.failed_calls
         self.cluster.queues.enqueue(action)
         until_s = now + min(max(end.result.retry_in_s, LEAST_POSTPONED_S), MOST_POSTPONED_S)
         self.cluster.queues.postpone(action, until_s)

@@ -43,7 +43,7 @@ def check_commands(
     present, answered = cluster.nodes.present, set[str]()
     for command in commands:
         if type(command) is Grant:
-            name, on, attempt, _, units, _, begins, hold, _, numbers = command
+            name, on, attempt, _, units, _, begins, hold, _, numbers, _ = command
             action, node = unanswered.get(name), present.get(on)
             if (
                 action is None

@@ -284,7 +284,8 @@ class SchedulingRound:
         if not prefetched:
             self.new_grants.append(NewGrant(len(self.commands), action, node, charged_s, is_head))
             self.scales = self.scales or action.scales
-        grant = Grant(request.id, node.name, action.attempt, action.stage, action.units, budget, begins)
+        attempt = (request.id, node.name, action.attempt, action.stage, action.units)
+        grant = Grant(*attempt, budget, begins, failed_calls=action.failed_calls)
         if numbers := node.numbers(action.resource, request.id):
             grant = grant._replace(numbers=numbers)
         if action.work.quotas:

@@ -154,6 +154,14 @@ class StageAct:
         return self.queue_s + self.unqueued_s
 
 
+class FailedCalls(NamedTuple):
+    """Attempts of one stage at an external service that have failed. Pushback and missing credit are no failures."""
+
+    failed: int = 0
+    silent: int = 0
+    """Those of them that the service has not answered."""
+
+
 class Grant(NamedTuple):
     """Command: send this stage to this node. (A tuple, because more of them are created than of all other values.)"""
 
@@ -172,6 +180,8 @@ class Grant(NamedTuple):
     """(Quota, rate) of which the amounts are taken, for the store."""
     numbers: tuple[int, ...] = ()
     """Numbers of its units of the pool's resource, if they have numbers: its GPUs."""
+    failed_calls: FailedCalls | None = None
+    """As its node has reported them; None: not known to this leader."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from shared.policy.model.formulation import TrajectoryEnd
+from shared.policy.model.formulation import FailedCalls, TrajectoryEnd
 
 ExecutionStatus = Literal[
     "ok", "timeout", "lost", "refused", "cancelled", "environment-lost", "postponed", "upstream-failed"
@@ -40,6 +40,8 @@ USAGE: Final[dict[str, str]] = {
 """Names with a fixed meaning and unit. Executors may report others; a name ends in its unit."""
 MOST_USED: Final = 16
 """Most names in one sum. More are ignored: executors choose the names."""
+LEAST_POSTPONED_S: Final = 1.0
+"""Fewest seconds between the end of a postponed attempt and the next attempt."""
 EMPTY: Final = b"{}"
 """Output of an attempt that has none."""
 
@@ -75,6 +77,8 @@ class AttemptResult(msgspec.Struct, frozen=True, omit_defaults=True):
     evidence: Evidence = ""
     retry_in_s: float = 0.0
     """For `postponed`: seconds before which a retry is useless."""
+    failed_calls: FailedCalls | None = None
+    """For `postponed`: failed calls of this stage so far, for the next attempt; None: they are not counted."""
     restore_s: float = 0.0
     """Seconds that the attempt waited until its model service was resident; no part of its execution."""
     ready_in_s: float = 0.0

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from services.quota_manager.kinds import HttpCall, UsedAmount
 from services.quota_manager.outcomes import CallEnd, Safety, delay_before, unaccepted
-from services.quota_manager.requests import is_repeatable
+from services.quota_manager.requests import http_call, is_repeatable
+from shared.policy.model.formulation import FailedCalls
 from shared.policy.model.results import AttemptResult, Feedback, UpstreamAnswer
 from tests.services.quota_manager.grants import grant
 
@@ -71,6 +72,46 @@ def test_a_call_that_was_not_executed_reports_that_nothing_was_used(safety: Safe
     params = {"used": {"judge-tokens": UsedAmount(pointer="/usage")}}
     result = ended("failed", safety, params=params, attempt=attempt)
     assert (result.unexecuted, result.quotas_used) == (free, {"judge-tokens": 0.0} if free else {})
+
+
+@pytest.mark.parametrize(("answer", "safety", "before", "status", "after"), [
+    ("pushed-back", "declined", (0, 0), "postponed", (0, 0)),
+    ("exhausted", "declined", (2, 1), "postponed", (2, 1)),
+    ("failed", "sent", (0, 0), "postponed", (1, 0)),
+    ("failed", "unsent", (1, 1), "postponed", (2, 1)),
+    ("failed", "sent", (2, 0), "upstream-failed", None),
+    ("failed", "silent", (0, 0), "postponed", (1, 1)),
+    ("failed", "silent", (1, 0), "postponed", (2, 1)),
+    ("failed", "silent", (1, 1), "upstream-failed", None),
+    ("failed", "silent", (2, 0), "upstream-failed", None),
+])  # fmt: skip
+def test_failed_calls_are_counted_apart_from_other_attempts(
+    answer: UpstreamAnswer, safety: Safety, before: tuple[int, int], status: str, after: tuple[int, int] | None
+) -> None:
+    result = ended(answer, safety, attempt=50, failed_calls=FailedCalls(*before))
+    assert (result.status, result.failed_calls) == (status, after)
+
+
+def test_a_call_that_may_not_be_repeated_is_so_once_if_it_was_not_answered() -> None:
+    first, second = (
+        ended("failed", "silent", params=POST, attempt=9, failed_calls=FailedCalls(silent, silent)) for silent in (0, 1)
+    )
+    assert (first.status, second.status) == ("postponed", "upstream-failed")
+
+
+@pytest.mark.parametrize(("left_s", "status"), [(0.9, "upstream-failed"), (1.1, "postponed")])
+def test_the_least_delay_of_a_repeat_fits_into_the_budget(left_s: float, status: str) -> None:
+    assert ended("failed", "silent", budget_s=2.0, elapsed_s=2.0 - left_s).status == status
+
+
+@pytest.mark.parametrize(("attempt", "failed", "first_byte_s"), [
+    (1, None, 4.0), (5, FailedCalls(3, 0), 4.0), (5, FailedCalls(1, 1), None), (2, None, None),
+])  # fmt: skip
+def test_a_call_leaves_half_of_the_budget_until_one_was_not_answered(
+    attempt: int, failed: FailedCalls | None, first_byte_s: float | None
+) -> None:
+    granted = grant({}, attempt=attempt, failed_calls=failed, budget_s=8.0)
+    assert http_call(HttpCall(url=URL), granted).first_byte_s == first_byte_s
 
 
 def test_a_failure_that_would_repeat_itself_is_final() -> None:

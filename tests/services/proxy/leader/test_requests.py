@@ -9,8 +9,9 @@ import pytest
 
 from services.proxy.leader.requests import Unschedulable, to_end, to_granted, to_need, to_request, to_work
 from shared.messages.environments import EnvironmentSpec
+from shared.messages.grants import Granted, grants_topic
 from shared.policy.model.elasticity import Elasticity
-from shared.policy.model.formulation import EnvironmentNeed, Grant
+from shared.policy.model.formulation import EnvironmentNeed, FailedCalls, Grant
 from tests.services.proxy.mesh import SPEC, acting, journalled, outcome, stage, submitted
 
 AMDAHL = Elasticity("amdahl", serial=0.1)
@@ -135,6 +136,18 @@ def test_the_grant_that_begins_an_environment_describes_it() -> None:
     assert (begun.environment, later.environment) == (SPEC, None)
     assert begun.trajectory == later.trajectory == "t1"
     assert begun.units == {"cores": 3}
+
+
+def test_a_grant_carries_failed_calls_and_an_older_one_has_none() -> None:
+    failed = Grant("a", "n", 3, 0, {"cores": 1}, 9.0, failed_calls=FailedCalls(2, 1))
+    message = grants_topic("n", "1").encode(to_granted(7, failed, acting("a")))
+    granted = grants_topic("n", "1").decode(message)
+    assert isinstance(granted, Granted)
+    assert granted.failed_calls == (2, 1)
+    fields = {name: value for name, value in msgspec.msgpack.decode(message).items() if name != "failed_calls"}
+    older = grants_topic("n", "1").decode(msgspec.msgpack.encode(fields))
+    assert isinstance(older, Granted)
+    assert older.failed_calls is None
 
 
 def test_an_end_reports_whether_the_environment_exists() -> None:

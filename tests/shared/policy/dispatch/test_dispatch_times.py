@@ -13,7 +13,7 @@ from shared.policy.dispatch.stimuli import (
     NodeLost,
     TickPassed,
 )
-from shared.policy.model.formulation import AnswerAction, AskInventory, Command, Grant, Revoke, StageAct
+from shared.policy.model.formulation import AnswerAction, AskInventory, Command, FailedCalls, Grant, Revoke, StageAct
 from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.dispatch.leading import beat, leading, meet, submit
@@ -249,6 +249,23 @@ def test_a_later_attempt_forgets_the_restore_of_an_earlier_one() -> None:
     dispatcher.handle(9.0, TickPassed())
     end = Ended("r", "n", 2, 0, AttemptResult("cancelled"))
     assert only_answer(dispatcher.handle(9.0, reported(end))).retry_in_s == 0.0
+
+
+def test_failed_calls_are_carried_to_the_next_attempt_and_not_to_the_next_stage() -> None:
+    dispatcher = leading("n")
+    dispatcher.handle(1.0, submitted(request("r", *TWO, at_s=1.0, deadline_s=9.0)))
+
+    def granted_after(now: float, attempt: int, result: AttemptResult) -> FailedCalls | None:
+        commands = dispatcher.handle(now, reported(Ended("r", "n", attempt, 0, result)))
+        beat(dispatcher, now + 1.0)
+        commands += dispatcher.handle(now + 1.0, TickPassed())
+        (grant,) = (one for one in commands if isinstance(one, Grant))
+        return grant.failed_calls
+
+    failed = AttemptResult("postponed", failed_calls=FailedCalls(2, 1))
+    assert granted_after(2.0, 1, failed) == (2, 1)
+    assert granted_after(4.0, 2, AttemptResult("lost")) == (2, 1)
+    assert granted_after(6.0, 3, AttemptResult("ok", True)) is None
 
 
 def test_a_cancelled_action_has_no_time_for_a_retry() -> None:

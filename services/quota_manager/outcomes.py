@@ -5,7 +5,8 @@ Laws:
   - a repeat is safe: nothing had been sent, the upstream has said that it did nothing (429, 503 with Retry-After), or
     the call may be repeated. An upstream that answered nothing is asked once more, whenever that was;
   - pushback and missing credit do not count towards `attempts`;
-  - a repeat fits into the caller's budget; else the attempt is the last one;
+  - a repeat fits into the caller's budget; else the attempt is the last one. Work that a quota without credit holds
+    waits until its budget is over;
   - a call that was not sent, or that the upstream has declined, costs nothing of budgets and of what `used` names.
 """
 
@@ -26,7 +27,7 @@ from shared.policy.resources.retries import LONGEST_DELAY_S, retry_delay_s
 from shared.runtime.units import Seconds
 
 LONGEST_EXHAUSTED_S: Final[Seconds] = 30.0
-"""Longest delay after an answer without credit: it bounds the time from a top-up to the next call."""
+"""Longest delay of work that a quota without credit holds: it bounds the time from a top-up to the next call."""
 MOST_REASON: Final = 400
 """Characters of a reason."""
 
@@ -86,11 +87,12 @@ def unaccepted(
         feedback=feedback_of(grant, params, end.answer, end.not_before_s, end.reason),
     )
     reason = (end.detail or end.reason)[:MOST_REASON]
+    held = end.answer == "exhausted" and bool(failed.feedback)
     before = failed_before(grant)
     if (why := _last_because(end, before, params, repeatable)) is None:
-        delay_s = max(delay_before(grant.attempt, end, random), LEAST_POSTPONED_S)
+        delay_s = max(delay_before(grant.attempt, end, random, held=held), LEAST_POSTPONED_S)
         left_s = grant.budget_s - elapsed_s
-        if delay_s < left_s:
+        if held or delay_s < left_s:
             calls = FailedCalls(before.failed + (not end.waits), before.silent + (end.safety == "silent"))
             return replace(failed, status="postponed", reason=reason, retry_in_s=delay_s, failed_calls=calls)
         why = f"the next attempt would be in {delay_s:.0f} s, and {max(0.0, left_s):.0f} s are left of its budget"
@@ -115,7 +117,10 @@ def _last_because(end: CallEnd, before: FailedCalls, params: OutgoingParams, rep
     return f"failed attempt {failed}, and `attempts` is {params.attempts}" if failed >= params.attempts else None
 
 
-def delay_before(attempt: int, end: CallEnd, random: Random) -> Seconds:
-    """Return the seconds before the next attempt: exponential with full jitter, and not before the upstream's time."""
+def delay_before(attempt: int, end: CallEnd, random: Random, *, held: bool = False) -> Seconds:
+    """Return the seconds before the next attempt: exponential with full jitter, and not before the upstream's time.
+
+    `held`: a quota holds the work until that time, and a top-up ends it earlier.
+    """
     longest_s = LONGEST_EXHAUSTED_S if end.answer == "exhausted" else LONGEST_DELAY_S
-    return retry_delay_s(attempt, end.not_before_s, random, longest_s)
+    return retry_delay_s(attempt, 0.0 if held else end.not_before_s, random, longest_s)

@@ -113,14 +113,21 @@ async def shows(client: AsyncTreadle, quota: str, true: Callable[[QuotaView], bo
         return view
 
 
-@pytest.mark.parametrize(("status", "body"), [(402, {}), (400, CREDIT)])
+@pytest.mark.parametrize(("status", "body", "headers"), [
+    (402, {}, {"Retry-After": "3600"}), (400, CREDIT, {}),
+])  # fmt: skip
 async def test_work_without_credit_is_held_until_the_operator_has_paid(
-    client: AsyncTreadle, http: aiohttp.ClientSession, provider: Provider, status: int, body: Json
+    client: AsyncTreadle,
+    http: aiohttp.ClientSession,
+    provider: Provider,
+    status: int,
+    body: Json,
+    headers: dict[str, str],
 ) -> None:
     quota, paid = f"paid-{status}", False
 
     async def wants_money(_: int) -> web.Response:
-        return web.json_response({}) if paid else web.json_response(body, status=status)
+        return web.json_response({}) if paid else web.json_response(body, status=status, headers=headers)
 
     provider.reply = wants_money
     await client.quotas.set(quota, concurrency=4)

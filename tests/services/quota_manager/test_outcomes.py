@@ -124,6 +124,20 @@ def test_a_repeat_fits_into_the_budget() -> None:
     assert (late.status, "59 s are left of its budget" in late.reason) == ("upstream-failed", True)
 
 
+@pytest.mark.parametrize("budget_s", [1.5, 600.0, 3600.0])
+@pytest.mark.parametrize("attempt", [1, 20])
+def test_work_without_credit_is_held_by_its_quota_and_asks_soon_after_a_top_up(attempt: int, budget_s: float) -> None:
+    result = ended("exhausted", "declined", not_before_s=900.0, attempt=attempt, budget_s=budget_s)
+    assert result.status == "postponed"
+    assert 1.0 <= result.retry_in_s <= 30.0
+    assert result.feedback[0].not_before_s == 900.0
+
+
+def test_no_quota_holds_a_call_that_takes_none() -> None:
+    assert ended("exhausted", "declined", not_before_s=900.0, quotas={}).status == "upstream-failed"
+    assert ended("exhausted", "declined", not_before_s=900.0, quotas={}, budget_s=3600.0).retry_in_s >= 900.0
+
+
 def test_feedback_is_for_the_quota_of_the_upstream() -> None:
     two = {"judge": 1.0, "tokens": 800.0}
     for params, quotas, expected in (

@@ -1,8 +1,9 @@
-"""Reasons why actions wait for more than their turn: they are stuck, parked, or cannot begin their environment.
+"""Reasons why actions wait for more than their turn: they are stuck, parked, held back by a provider or postponed, or
+cannot begin their environment.
 
-O(pools + lanes + stuck actions + granted actions), plus O(`MOST_NAMED`). If a pool with waiting work has no node, or a
-provider wants no call, O(waiting actions): 11 ms at 100,000. The leader spends at most 1/50 of its time on
-this and the backlog together.
+O(pools + lanes + stuck actions + granted actions + postponed actions), plus O(`MOST_NAMED`). If a pool with waiting
+work has no node, or a provider wants no call, O(waiting actions): 11 ms at 100,000. The leader spends at most 1/50 of
+its time on this and the backlog together.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ Named = tuple[ActionState, WaitingReason]
 
 
 def waiting_reasons(cluster: ClusterState, now: float) -> WaitingReasons:
-    """Return the present reasons: of stuck actions, of parked ones, of those that providers hold back, and of those
-    that begin environments, in this order.
+    """Return the present reasons: of stuck actions, of parked ones, of those that providers hold back, of those that
+    begin environments, and of postponed ones, in this order.
 
     Beyond `MOST_NAMED` actions, the reasons of stuck ones and of those that begin environments are found by class.
     """
-    found = chain(_stuck(cluster), _parked(cluster), _held_back(cluster, now), _held_up(cluster))
+    found = chain(_stuck(cluster), _parked(cluster), _held_back(cluster, now), _held_up(cluster), _postponed(cluster))
     actions: dict[tuple[str, int], WaitingReason] = {}
     for action, reason in found:
         if len(actions) == MOST_NAMED:
@@ -68,6 +69,16 @@ def _held_up(cluster: ClusterState) -> Iterator[Named]:
         lane = cluster.queues.pools[name].lanes[BEGINS]
         for action_id in chain(lane.queue, lane.behind, lane.postponed):
             yield cluster.queues.queued[action_id], reason
+
+
+def _postponed(cluster: ClusterState) -> Iterator[Named]:
+    """Actions whose last attempt asked for a later one. An environment that is not made has a reason of its own."""
+    for pool in cluster.queues.pools.values():
+        for lane in pool.all_lanes():
+            for action_id in lane.postponed:
+                action = cluster.queues.queued[action_id]
+                if action.request.need is None:
+                    yield action, WaitingReason("postponed", action.postponed)
 
 
 def _held_up_pools(cluster: ClusterState) -> Iterator[tuple[str, WaitingReason]]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-Wait = Literal["", "stuck", "parked", "resuming", "held up", "provider"]
+Wait = Literal["", "stuck", "parked", "resuming", "held up", "provider", "postponed"]
 """Reason of an action's wait. Empty: for its turn, or it does not wait. `held up`: to begin an environment. `provider`:
-the external service behind one of its quotas wants no call."""
+the external service behind one of its quotas wants no call. `postponed`: its last attempt asked for a later one."""
 
 
 class WaitingReason(NamedTuple):

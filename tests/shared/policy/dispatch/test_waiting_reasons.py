@@ -6,12 +6,14 @@ import pytest
 
 from shared.policy.dispatch import waiting_reasons
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.dispatch.stimuli import AttemptParked, CreationReported, ResumeRequested
+from shared.policy.dispatch.stimuli import AttemptParked, CreationReported, ResumeRequested, TickPassed
+from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
 from shared.policy.model.waiting import WaitingReason, WaitingReasons, begins_class, work_class
-from tests.shared.policy.dispatch.leading import leading, submit
+from tests.shared.policy.dispatch.leading import beat, leading, submit
 from tests.shared.policy.dispatch.test_dispatch_trajectories import leading as leading_limited
 from tests.shared.policy.dispatch.test_environment_starts import MEMORY, limited, starting
-from tests.shared.policy.strategies import CORES, SPECS, request, work
+from tests.shared.policy.strategies import CORES, SPECS, reported, request, work
 
 WIDE = work(units={"cores": 999})
 ALIEN = work("gpus@cpu", {"gpus": 1})
@@ -75,6 +77,17 @@ def test_an_environment_that_no_node_can_hold_is_stuck(monkeypatch: pytest.Monke
     key = work_class(CORES, action.work.kind, action.work.units, {}, need.kind, need.units)
     assert leader.waiting_reasons().classes[key].text.startswith("no node of class 'cpu' offers ")
     assert f"{MEMORY}=9" in leader.waiting_reasons().classes[key].text
+
+
+def test_a_postponed_action_has_the_reason_of_its_last_attempt() -> None:
+    dispatcher = leading("n")
+    submit(dispatcher, request("a", deadline_s=9.0))
+    later = AttemptResult("postponed", reason="HTTP 500", retry_in_s=3.0)
+    dispatcher.handle(0.0, reported(Ended("a", "n", 1, 0, later)))
+    assert dispatcher.waiting_reasons() == WaitingReasons({("a", 0): WaitingReason("postponed", "HTTP 500")})
+    beat(dispatcher, 4.0)
+    dispatcher.handle(4.0, TickPassed())
+    assert dispatcher.waiting_reasons() == WaitingReasons({})
 
 
 def test_a_class_has_its_literal_name() -> None:

@@ -175,7 +175,7 @@ class Queues:
         """Set aside an action that no node could ever take, until nodes change or its deadline comes."""
         if lane.queue.remove(action.request.tenant, action.request.id):  # else its batch is withdrawn
             lane.stuck.add(action.request.id)
-            self.waiting_amounts.set_aside(action.request.id)
+            self.waiting_amounts.set_stuck(action.request.id)
         self.lanes.wake(self.pool(action.work.pool), lane)
 
     def postpone(self, action: ActionState, until_s: float) -> None:

@@ -72,8 +72,8 @@ class WaitingAmounts:
             if not waiting.tenants:
                 del self.by_quota[name]
 
-    def set_aside(self, action_id: str) -> None:
-        """Note that a waiting action is set aside."""
+    def set_stuck(self, action_id: str) -> None:
+        """Note that a waiting action is set aside as stuck."""
         if action_id in self.counted:
             self.aside.add(action_id)
             for name, amount in self.counted[action_id].items():

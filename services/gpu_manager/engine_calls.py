@@ -3,7 +3,7 @@
 | end of a call | error | the attempt |
 | --- | --- | --- |
 | the connection breaks | `EngineGone` | is lost, and is repeated. The engine may have died |
-| 409, 500, 502, 504 ... | `EngineError`, `OutOfMemory` | is lost, and is repeated. Several in a row: the engine is checked |
+| 409, 500, 502, 504 ... | `EngineError`, `OutOfMemory` | is lost, and is repeated. After three the engine is checked |
 | 408, 425, 429, 503 | `EngineBusy` | may be repeated after `retry_in_s` |
 | another status above 299 | `CallRefused` | is `refused`: the engine rejects these parameters |
 | the deadline | `OutOfTime` | is `upstream-failed` |

@@ -1,9 +1,15 @@
-"""Turns between tenants that wait for a quota with weights, in one scheduling round.
+"""Turns between tenants that wait for quotas with weights, in one scheduling round.
 
-Law: an action takes from a quota with weights only if no tenant with a lower virtual time in that quota waits for it
-(`quota_shares`). A tenant waits for a quota while an action of it, in any lane, lacks it or waits for its own turn. An
-action that has its quotas and its turn, and no node, does not: then others take what is free. Inside a tenant, and for
-quotas without weights, the order is that of the lanes.
+Law: an action takes from a quota with weights only if no tenant with a lower virtual time in that quota
+(`quota_shares`) could use it now. A tenant could use it if an action of it, in any lane, waits for this quota or for
+its turn, and
+  - what else that action needs is free, or is predicted to be free before the asking action ends, as in backfill;
+  - in each other quota with weights that it needs, no such tenant is ahead of its own;
+  - its lane does not sleep for its node.
+So a tenant waits only for one that has all its other turns. Virtual times descend along a chain of such tenants, and
+no two tenants ever wait for each other. An action that has its quotas and its turn, and no node, does not wait: then
+others take what is free, and so they do while it lacks something else for long. Inside a tenant, and for quotas without
+weights, the order is that of the lanes (test_quota_turns.py).
 
 An action that waits for its turn reserves nothing, and its lane stays awake. Lanes that were held back are served again
 in the same round after a grant, or after a tenant that they waited for has left.
@@ -27,7 +33,9 @@ MOST_PASSES: Final = 64
 
 @dataclass(slots=True)
 class QuotaTurns:
-    """Turns of one round. Costs nothing while no quota has weights, else O(tenants of the quota) for each look."""
+    """Turns of one round. Costs nothing while no quota has weights, else O(tenants of the quota) for each look. If
+    waiting actions name several quotas with weights: O(tenants of these quotas) for each tenant that is ahead.
+    """
 
     cluster: ClusterState
     now: float
@@ -37,6 +45,10 @@ class QuotaTurns:
     """Different amounts of actions that lack a quota with weights."""
     _lanes: dict[tuple[str, str], tuple[Pool, Lane]] = field(default_factory=dict)
     """Lanes of actions that were held back since the last pass."""
+    _ahead: dict[str, ActionState] = field(default_factory=dict)
+    """Actions for whose turns others were held back since the last pass."""
+    _lenders: list[tuple[str, str]] = field(default_factory=list)
+    """Quotas and tenants that precede the action that was looked at last, and cannot use their turn now."""
     _moved: bool = False
     """A turn has ended since the last pass."""
     _passes: int = 0
@@ -46,47 +58,100 @@ class QuotaTurns:
         quotas, amounts = self.cluster.quotas, action.needed_quotas
         if not amounts:
             return False
-        name, tenant, shares = quotas.lacking(amounts, self.now), action.request.tenant, quotas.shares
+        name, shares = quotas.lacking(amounts, self.now), quotas.shares
         if not shares.by_quota:
             return name is not None
         action_id = action.request.id
         self.held_back.discard(action_id)
+        self._lenders.clear()
         if name is not None:
             if name in shares.by_quota:
-                shares.wait(name, tenant, action_id)
                 self.lacking[tuple(amounts.items())] = amounts
-            return True
-        for name in shares.among(amounts):
-            if self._is_preceded(name, tenant):
-                shares.wait(name, tenant, action_id)
-                self.held_back.add(action_id)
-                if action.lane is not None:
-                    pool = self.cluster.queues.pool(action.work.pool)
-                    self._lanes[pool.name, action.lane.name] = (pool, action.lane)
-                return True
-        return False
+        elif any(self._is_preceded(quota, action) for quota in shares.among(amounts)):
+            self.held_back.add(action_id)
+            if action.lane is not None:
+                pool = self.cluster.queues.pool(action.work.pool)
+                self._lanes[pool.name, action.lane.name] = (pool, action.lane)
+        else:
+            return False
+        self._wait(action)
+        return True
 
     def lacks_for_all(self, action: ActionState) -> bool:
         """Return whether the amounts of an action are not free, and would not be for any tenant."""
         quotas = self.cluster.quotas
         return not quotas.shares.by_quota and not quotas.fits(action.needed_quotas, self.now)
 
-    def _is_preceded(self, quota: str, tenant: str) -> bool:
-        """Return whether a tenant with a lower virtual time waits for the quota. Those that have left are removed."""
+    def _is_preceded(self, quota: str, action: ActionState) -> bool:
+        """Return whether a tenant that is ahead could use the quota. Those that have left are removed."""
         shares = self.cluster.quotas.shares
-        for other, action_id in shares.ahead(quota, tenant):
-            if self._waits(quota, action_id):
+        until_s = self.now + self.cluster.durations.expect_at_most(action)
+        for tenant, action_id in shares.ahead(quota, action.request.tenant):
+            other = self._waiting(quota, action_id)
+            if other is None:
+                shares.leave(quota, tenant, action_id)
+            elif self._can_use(quota, other, until_s):
+                self._ahead[action_id] = other
                 return True
-            shares.leave(quota, other, action_id)
+            else:
+                self._lenders.append((quota, tenant))
         return False
 
-    def _waits(self, quota: str, action_id: str) -> bool:
+    def _wait(self, action: ActionState) -> None:
+        """Let an action stand for its tenant in each of its quotas. One that could use the quota stays there instead of
+        one that could not.
+        """
+        shares, tenant, action_id = self.cluster.quotas.shares, action.request.tenant, action.request.id
+        for quota in shares.among(action.needed_quotas):
+            if not self._can_use(quota, action, self.now):
+                other = self._waiting(quota, shares.waiting(quota, tenant))
+                if other is not None and self._can_use(quota, other, self.now):
+                    continue
+            shares.wait(quota, tenant, action_id)
+
+    def _waiting(self, quota: str, action_id: str) -> ActionState | None:
+        """Return an action if it still waits for the quota, and not only for its node."""
         action = self.cluster.queues.queued.get(action_id)
         if action is None or quota not in action.needed_quotas or action.lane is None:
+            return None
+        lane, pool = action.lane, self.cluster.queues.pool(action.work.pool)
+        if any(action_id in one for one in (lane.stuck, lane.behind, lane.postponed, lane.withdrawn)):
+            return None
+        sleeper = self.cluster.queues.lanes.asleep.get((pool.name, lane.name))
+        if sleeper is not None and not sleeper.lacking:
+            return None
+        return action if self.cluster.nodes.of(pool, lane) else None
+
+    def _can_use(self, quota: str, action: ActionState, until_s: float) -> bool:
+        """Return whether a waiting action lacks nothing but this quota by then, and no turn in another one."""
+        if len(action.needed_quotas) == 1:
+            return True
+        others = _without(quota, action.needed_quotas)
+        if not self._is_free(others, until_s):
             return False
-        lane = action.lane
-        aside = any(action_id in one for one in (lane.stuck, lane.behind, lane.postponed, lane.withdrawn))
-        return not aside and bool(self.cluster.nodes.of(self.cluster.queues.pool(action.work.pool), lane))
+        tenant = action.request.tenant
+        return all(self._is_first(other, tenant, until_s) for other in self.cluster.quotas.shares.among(others))
+
+    def _is_first(self, quota: str, tenant: str, until_s: float) -> bool:
+        """Return whether no tenant that is ahead in a quota has what else it needs by then."""
+        for _, action_id in self.cluster.quotas.shares.ahead(quota, tenant):
+            other = self._waiting(quota, action_id)
+            if other is not None and self._is_free(_without(quota, other.needed_quotas), until_s):
+                return False
+        return True
+
+    def _is_free(self, amounts: Amounts, until_s: float) -> bool:
+        """Return whether amounts can be taken now, or are predicted to be free by then.
+
+        An overdue attempt is assumed to hold them for as long as it is already overdue.
+        """
+        quotas, now = self.cluster.quotas, self.now
+        if quotas.fits(amounts, now):
+            return True
+        if until_s <= now or quotas.free_at(amounts, now) > until_s:
+            return False
+        held = [(name, most - amount) for name, amount in amounts.items() for most in quotas.limits[name].concurrency]
+        return all(2 * now - quotas.ended_at(name, most, now) <= until_s for name, most in held)
 
     def found_no_node(self, action: ActionState) -> None:
         """Note that an action has its quotas and its turn, and no node can start it: it does not wait for quotas."""
@@ -95,20 +160,34 @@ class QuotaTurns:
             self._moved = shares.leave(name, action.request.tenant, action.request.id) or self._moved
 
     def granted(self, amounts: Iterable[str]) -> None:
-        """Note a grant: turns have moved if it takes from a quota with weights."""
-        by_quota = self.cluster.quotas.shares.by_quota
-        self._moved = self._moved or (bool(by_quota) and any(name in by_quota for name in amounts))
+        """Note a grant to the action that was looked at last. Turns have moved if a quota with weights is taken."""
+        shares = self.cluster.quotas.shares
+        for quota, tenant in self._lenders:
+            shares.lend(quota, tenant)
+        self._lenders.clear()
+        self._moved = self._moved or any(name in shares.by_quota for name in amounts)
 
     def next_pass(self) -> list[tuple[Pool, Lane]]:
         """Return the lanes to serve again: those that were held back, if a turn has ended since."""
         asleep = self.cluster.queues.lanes.asleep
         lanes = [one for key, one in self._lanes.items() if one[1].queue and key not in asleep]
+        if lanes and not self._moved:
+            self._pass_over_unreached()
         if not (lanes and self._moved) or self._passes >= MOST_PASSES:
             return []
         self._passes += 1
         self._moved = False
+        self._ahead.clear()
         self._lanes.clear()
         return lanes
+
+    def _pass_over_unreached(self) -> None:
+        """Let nobody wait for an action that has its quotas and its turn and was not looked at: backfill did not reach
+        it, because nodes are full or others precede it.
+        """
+        for action_id, action in self._ahead.items():
+            if action_id not in self.held_back and self.cluster.quotas.fits(action.needed_quotas, self.now):
+                self.found_no_node(action)
 
     def next_wake_s(self, blocked: Iterable[ActionState]) -> float:
         """Return when the quotas of one of these heads, or of work that is asleep, are refilled next; infinity: of none
@@ -121,3 +200,7 @@ class QuotaTurns:
         times = [quotas.refilled_at(amounts, self.now) for amounts in (*needs, *self.lacking.values())]
         asleep_s = self.cluster.queues.lanes.waits.next_refill_s(quotas, self.now)
         return min([asleep_s, *(at_s for at_s in times if at_s > self.now)])
+
+
+def _without(quota: str, amounts: Amounts) -> Amounts:
+    return {name: amount for name, amount in amounts.items() if name != quota}

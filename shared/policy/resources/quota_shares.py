@@ -3,8 +3,10 @@
 Each tenant of a quota has a virtual time: the amounts that it was granted, divided by its weight. While several tenants
 wait for the quota, the one with the lowest goes first, in whatever lanes and pools their work waits. A tenant that
 comes back starts at the virtual time of the newest grant at least, so idleness is not saved up, and its share returns
-with the next grants. Law: between two grants of a waiting tenant, every other one takes at most what its weight gives
-it for the amount of the first, and one more amount of its own (tests/shared/policy/dispatch/test_quota_weights.py). So
+with the next grants. The same holds for a tenant whose work lacks something else when its turn comes (`lend`).
+
+Law: between two grants of a tenant that waits for nothing else, every other one takes at most what its weight gives it
+for the amount of the first, and one more amount of its own (tests/shared/policy/dispatch/test_quota_weights.py). So
 nobody starves, whatever the weights.
 
 Source: P. Goyal, H. M. Vin, H. Cheng, Start-time Fair Queueing, SIGCOMM 1996. A restart of the leader resets the times.
@@ -33,7 +35,7 @@ class Share:
     holds: int = 0
     """Number of its attempts that hold the quota."""
     waiting: str = ""
-    """An action of it that lacked the quota, or waited for others' turns, when it was last looked at."""
+    """An action of it that needs the quota, and lacked one or waited for others' turns when it was last looked at."""
 
     @property
     def is_present(self) -> bool:
@@ -114,6 +116,17 @@ class QuotaShares:
     def wait(self, quota: str, tenant: str, action: str) -> None:
         """Note that an action of a tenant waits for a quota with weights."""
         self.by_quota[quota].join(tenant).waiting = action
+
+    def waiting(self, quota: str, tenant: str) -> str:
+        """Return the action that stands for a tenant that waits for a quota; empty if there is none."""
+        share = self.by_quota[quota].tenants.get(tenant)
+        return "" if share is None else share.waiting
+
+    def lend(self, quota: str, tenant: str) -> None:
+        """Note that another tenant was granted in the turn of this one, which could not use it. It continues level."""
+        sharing = self.by_quota[quota]
+        share = sharing.join(tenant)
+        share.time = max(share.time, sharing.served)
 
     def leave(self, quota: str, tenant: str, action: str) -> bool:
         """Note that an action does not wait for a quota now. Returns whether others have waited for its turn."""

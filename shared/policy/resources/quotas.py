@@ -121,7 +121,7 @@ class Quotas:
             if limits is None:
                 return math.inf
             for most in limits.concurrency:
-                at_s = max(at_s, self._ended_at(name, most - amount, now))
+                at_s = max(at_s, self.ended_at(name, most - amount, now))
             if name in self.brakes.by_quota:
                 at_s = max(at_s, self.brakes.call_at(name, self.holders.of(name), now))
         return at_s
@@ -155,15 +155,15 @@ class Quotas:
         at_s = now + (needed - rate.most) / rate.per_s
         return max(at_s, math.nextafter(now, math.inf))  # later, also if the sum is rounded
 
-    def _ended_at(self, name: str, most: float, now: float) -> float:
-        """Return the time at which the amounts held are predicted to be at most this."""
+    def ended_at(self, name: str, most: float, now: float) -> float:
+        """Return the time at which the amounts held are predicted to be at most this; in the past if it is overdue."""
         used = self.used.get(name, 0.0)
         if not exceeds(used, most):
             return now
         for end_s, _, amount in self.holders.of(name):
             used -= amount
             if not exceeds(used, most):
-                return max(now, end_s)
+                return end_s
         return math.inf
 
     def delays(self, head: Amounts, until_s: float, amounts: Amounts, end_s: float, now: float) -> bool:

@@ -95,6 +95,7 @@ ENVIRONMENTS = tuple(EnvironmentNeed(f"t{size}", "runtime", {"memory": size}) fo
 QUOTAS = {
     "search": QuotaLimits((2.0,), (Rate(3.0, 5.0),), {"ada": 2.0}),
     "money": QuotaLimits((), (Rate(6.0), Rate(4.0, 10.0, 3.0))),
+    "tokens": QuotaLimits((), (Rate(5.0, 4.0),), {"ada": 1.0, "bob": 3.0}),
     "changing": QuotaLimits((1.0,)),
 }
 """Quotas of a mesh; only the last one is changed."""
@@ -107,6 +108,9 @@ AMOUNTS: tuple[Mapping[str, float], ...] = (
     {"money": 2.0},
     {"changing": 1.0},
     {"search": 2.0, "changing": 0.5},
+    {"tokens": 2.5},
+    {"search": 1.0, "tokens": 0.5},
+    {"tokens": 1.0, "changing": 1.0, "search": 0.5},
     {"search": 1.0, "changing": LEARNED},
     {"search": 9.0},  # more than it ever gives
 )

@@ -76,8 +76,9 @@ class SaturatedQuota:
 
     def run(self, grants: int) -> None:
         """Go on until so many more grants were made."""
-        wanted = len(self.grants) + grants
+        wanted, began_s = len(self.grants) + grants, self.now
         while len(self.grants) < wanted:
+            assert self.now - began_s <= grants, "less than one grant a second"
             ends_s = self._running[0][0] if self._running else self.now + 1.0
             self.now = max(self.now, min(ends_s, self.dispatcher.next_wake_s))
             self.dispatcher.handle(self.now, NodeSeen("n", "1"))

@@ -164,6 +164,7 @@ def test_work_that_needs_two_busy_quotas_is_not_starved(weights: dict[str, float
 LIMITS = st.sampled_from(
     [
         ((1.0,), ()),
+        ((1.0,), ()),
         ((3.0,), ()),
         ((2.0,), (Rate(6.0, REFILL_S),)),
         ((), (Rate(3.0, REFILL_S / 2),)),
@@ -174,19 +175,20 @@ WEIGHTS = st.fixed_dictionaries(
     {}, optional={name: st.sampled_from([0.2, 1.0, 5.0]) for name in ("ada", "bob", "carl")}
 )
 WORKS = st.tuples(
-    st.sampled_from(["ada", "bob", "carl", "dan"]),
+    st.sampled_from(["ada", "bob", "ada", "bob", "carl", "dan"]),
     st.sampled_from([CORES, CORES, SLOTS]),
-    st.dictionaries(st.sampled_from(["q1", "q2", "q3"]), st.sampled_from([0.5, 1.0]), min_size=1),
+    st.dictionaries(st.sampled_from(["q1", "q2"]), st.just(1.0), min_size=1)
+    | st.dictionaries(st.sampled_from(["q1", "q2", "q3"]), st.sampled_from([0.5, 1.0]), min_size=2),
     st.sampled_from([0.1, 2.0, 50.0]),
 )
 
 
 @given(
     st.fixed_dictionaries({name: st.tuples(LIMITS, WEIGHTS) for name in ("q1", "q2", "q3")}),
-    st.lists(WORKS, min_size=2, max_size=24),
+    st.lists(WORKS, min_size=8, max_size=24),
     st.data(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=100)
 def test_a_round_grants_while_waiting_work_fits(
     quotas: dict[str, tuple[tuple[tuple[float, ...], tuple[Rate, ...]], dict[str, float]]],
     works: list[tuple[str, str, dict[str, float], float]],

@@ -30,14 +30,14 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class InvalidSchema(ValueError):
-    """A schema that is none, or that cannot be checked in bounded time. The message says what to write."""
+    """An invalid JSON schema, or one that cannot be checked in bounded time. The message says what to write."""
 
 
 def compiled(schema: dict[str, Any]) -> jsonschema_rs.Validator:
     """Return the validator of a schema. O(parts); the newest 64 are kept.
 
     Raises:
-        InvalidSchema: it is none, or not within the bounds above.
+        InvalidSchema: it is invalid, or not within the bounds above.
     """
     found = _compiled(_encode(schema))
     if isinstance(found, str):

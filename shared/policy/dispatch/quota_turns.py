@@ -182,7 +182,7 @@ class QuotaTurns:
         return lanes
 
     def _pass_over_unreached(self) -> None:
-        """Let nobody wait for an action that has its quotas and its turn and was not looked at: backfill did not reach
+        """End the precedence of an action that has its quotas and its turn and was not looked at: backfill did not reach
         it, because nodes are full or others precede it.
         """
         for action_id, action in self._ahead.items():

@@ -42,7 +42,7 @@ class WaitingAmounts:
     counted: dict[str, Amounts] = field(default_factory=dict)
     """Action -> amounts with which it counts. Estimates change while it waits."""
     aside: set[str] = field(default_factory=set)
-    """Those of them that are set aside: nobody waits behind them."""
+    """Those of them that are set aside: no action waits behind them."""
 
     def add(self, action: ActionState) -> None:
         """Count an action that begins to wait. One that continues after parking has its quotas."""

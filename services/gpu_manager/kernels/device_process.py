@@ -65,7 +65,7 @@ class DeviceProcess:
         return {}
 
     def do_load(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Load the module: first before inputs are drawn, then for each trial, so that it keeps nothing of another one."""
+        """Load the module: first before inputs are drawn, then for each trial, so that it keeps nothing of others."""
         if self._loaded is not None:
             self._cuda.call("cuModuleUnload", self._loaded)
         self._loaded, self._function = self._cuda.load(self._module, request["kernel"])

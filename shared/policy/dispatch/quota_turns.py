@@ -182,8 +182,8 @@ class QuotaTurns:
         return lanes
 
     def _pass_over_unreached(self) -> None:
-        """End the precedence of an action that has its quotas and its turn and was not looked at: backfill did not reach
-        it, because nodes are full or others precede it.
+        """End the precedence of an action that has its quotas and its turn and was not looked at: backfill did not
+        reach it, because nodes are full or others precede it.
         """
         for action_id, action in self._ahead.items():
             if action_id not in self.held_back and self.cluster.quotas.fits(action.needed_quotas, self.now):

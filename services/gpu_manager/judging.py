@@ -176,7 +176,7 @@ def score_in(rule: JudgeScore, text: str, scale: float = 1.0, in_time: Callable[
         return scaled(last_match(rule.regex, text, in_time), scale)
     document = decoded_json(text.encode())
     if rule.schema is not None:
-        check_document(rule.schema, document)
+        check_document(rule.schema, document, len(text))
     return scaled(at_pointer(document, rule.pointer), scale)
 
 

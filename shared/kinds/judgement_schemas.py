@@ -3,8 +3,8 @@
 The engine is asked to write JSON of the schema, but engines ignore some of its keywords, such as the bounds of numbers.
 A sample that persuades its judge to write `{"score": 95}` must not get 95 points where at most 10 are possible.
 
-Law: a check is linear in the size of the schema times that of the completion. Therefore a schema has no recursion, no
-reference to another document, and no keyword that looks at parts of a document again.
+Law: a check is linear in the size of the schema times that of the completion; `MOST_CHECKS` bounds the product.
+Therefore a schema has no recursion, no reference to another document, and no keyword that looks at parts again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from shared.kinds.scoring import NoScore
 
 MOST_PARTS: Final = 4096
 """Parts of a schema, with the parts to which it refers in place of its references."""
+MOST_CHECKS: Final = 1 << 24
+"""Most parts of a schema times characters of a completion: some tenths of a second, in which nothing else runs."""
 SHOWN_CHARS: Final = 200
 _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies"})
 """Keywords that hold schemas by name."""
@@ -33,8 +35,8 @@ class InvalidSchema(ValueError):
     """An invalid JSON schema, or one that cannot be checked in bounded time. The message says what to write."""
 
 
-def compiled(schema: dict[str, Any]) -> jsonschema_rs.Validator:
-    """Return the validator of a schema. O(parts); the newest 64 are kept.
+def compiled(schema: dict[str, Any]) -> tuple[jsonschema_rs.Validator, int]:
+    """Return the validator of a schema, and its number of parts. O(parts); the newest 64 are kept.
 
     Raises:
         InvalidSchema: it is invalid, or not within the bounds above.
@@ -45,13 +47,17 @@ def compiled(schema: dict[str, Any]) -> jsonschema_rs.Validator:
     return found
 
 
-def check_document(schema: dict[str, Any], document: Any) -> None:
-    """Check that a decoded completion obeys the schema.
+def check_document(schema: dict[str, Any], document: Any, size: int) -> None:
+    """Check that a decoded completion obeys the schema. `size`: its characters.
 
     Raises:
-        NoScore: it does not.
+        NoScore: it does not, or is too large for the schema.
     """
-    for error in compiled(schema).iter_errors(document):
+    validator, parts = compiled(schema)
+    if parts * size > MOST_CHECKS:
+        most = MOST_CHECKS // parts
+        raise NoScore(f"the judgement has {size} characters; one of up to {most} is checked against this schema")
+    for error in validator.iter_errors(document):
         where = "/".join(map(str, error.instance_path))
         raise NoScore(
             f"the judgement violates its schema at {f'/{where}'[:SHOWN_CHARS]!r}: {error.message[:SHOWN_CHARS]}"
@@ -59,15 +65,17 @@ def check_document(schema: dict[str, Any], document: Any) -> None:
 
 
 @lru_cache(maxsize=64)
-def _compiled(encoded: bytes) -> jsonschema_rs.Validator | str:
+def _compiled(encoded: bytes) -> tuple[jsonschema_rs.Validator, int] | str:
     """Return the validator, or the text of the error, which is also kept."""
     schema = msgspec.json.decode(encoded)
     try:
-        for number, _ in enumerate(_parts(schema, schema, ())):
-            if number >= MOST_PARTS:
+        parts = 0
+        for _ in _parts(schema, schema, ()):
+            parts += 1
+            if parts > MOST_PARTS:
                 raise InvalidSchema(f"it has more than {MOST_PARTS} parts, references counted as what they refer to")
         patterns = jsonschema_rs.RegexOptions()  # linear in the text
-        return jsonschema_rs.validator_for(schema, retriever=_retrieve, pattern_options=patterns)
+        return jsonschema_rs.validator_for(schema, retriever=_retrieve, pattern_options=patterns), max(1, parts)
     except ValueError as error:
         return str(error).split("\n", 1)[0][:SHOWN_CHARS]
 

@@ -152,6 +152,13 @@ def test_a_schema_that_cannot_be_checked_in_bounded_time_is_rejected(schema: dic
         JudgeScore(schema=schema)
 
 
+def test_a_completion_whose_check_would_take_long_has_no_score() -> None:
+    branches = JudgeScore(schema={"properties": {"why": {"items": {"anyOf": [{"const": n} for n in range(4000)]}}}})
+    assert score_in(branches, '{"score": 1, "why": [7]}') == 1
+    with pytest.raises(NoScore, match="of up to 4191 is checked"):
+        score_in(branches, f'{{"score": 1, "why": [{",".join(["-1"] * 2000)}]}}')
+
+
 def test_names_and_data_of_a_schema_are_not_keywords() -> None:
     names = {"$ref": {"type": "number"}, "unevaluatedItems": {}, "score": {"enum": [{"$ref": "x"}, 7]}}
     assert score_in(JudgeScore(schema={"properties": names}), '{"$ref": 1, "score": 7}') == 7

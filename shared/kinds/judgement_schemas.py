@@ -27,7 +27,7 @@ _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas"
 """Keywords that hold schemas by name."""
 _NO_PART: Final = frozenset({"enum", "const", "default", "examples", "$defs", "definitions"})
 """Keywords that hold data, or schemas that count only where they are referred to."""
-_REFUSED: Final = frozenset({"$id", "$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems"})
+_REFUSED: Final = frozenset({"$id", "id", "$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems"})
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -110,7 +110,7 @@ def _children(value: Any, *, is_named: bool) -> Iterable[Any]:
 def _referred(root: Any, reference: Any) -> Any:
     """Return the part of this schema to which a reference refers."""
     here = root
-    if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
+    if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")) or "%" in reference:
         raise InvalidSchema(f"$ref: {str(reference)[:SHOWN_CHARS]!r} is outside of it; write '#/$defs/NAME'")
     for token in reference.split("/")[1:]:
         name = token.replace("~1", "/").replace("~0", "~")

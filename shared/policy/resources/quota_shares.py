@@ -7,7 +7,7 @@ with the next grants. The same holds for a tenant whose work lacks something els
 
 Law: between two grants of a tenant that waits for nothing else, every other one takes at most what its weight gives it
 for the amount of the first, and one more amount of its own (tests/shared/policy/dispatch/test_quota_weights.py). So
-nobody starves, whatever the weights.
+no such tenant starves, whatever the weights.
 
 Source: P. Goyal, H. M. Vin, H. Cheng, Start-time Fair Queueing, SIGCOMM 1996. A restart of the leader resets the times.
 """

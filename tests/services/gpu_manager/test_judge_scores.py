@@ -137,6 +137,8 @@ BAD_SCHEMAS: list[tuple[dict[str, Any], str]] = [
     ({"$ref": "http://127.0.0.1:9/x.json"}, "outside of it"),
     ({"$ref": "#/$defs/absent"}, "nothing at '#/"),
     ({"$ref": 7}, "outside of it"),
+    ({"$defs": {"a%31": {}, "a1": {"items": {"$ref": "#/$defs/a%31"}}}, "$ref": "#/$defs/a1"}, "outside of it"),
+    ({"$schema": "http://json-schema.org/draft-04/schema#", "items": {"id": "http://h/", "$ref": "#/a"}}, "id is not"),
     ({"$id": "http://127.0.0.1:9/", "type": "object"}, "[$]id is not accepted"),
     ({"$schema": "http://127.0.0.1:9/meta"}, "meta-schema"),
     ({"type": "string", "pattern": "(?=a)"}, "regex"),

@@ -36,10 +36,8 @@ class Queues:
     """Pools whose shares may have to change; only those that the planner scales."""
     lanes: Lanes = field(default_factory=Lanes)
     """Lanes that a scheduling round serves, and those that sleep."""
-    weights: dict[str, float] = field(default_factory=dict)
-    """Tenant -> weight; default 1. Every queue shares it."""
     shares: QuotaShares = field(default_factory=QuotaShares)
-    """Shares in quotas with weights: the ledger's."""
+    """Shares in quotas: the ledger's."""
     waiting_amounts: WaitingAmounts = field(default_factory=WaitingAmounts)
     withdrawn: set[str] = field(default_factory=set)
     """Batches that are being cancelled, and have more actions than one turn ends."""
@@ -51,7 +49,7 @@ class Queues:
         """Return the pool of that name; create it on first use."""
         pool = self.pools.get(name)
         if pool is None:
-            pool = self.pools[name] = Pool(name, queue=FairQueue(self.weights))
+            pool = self.pools[name] = Pool(name, queue=FairQueue(self.shares.tenant_weights))
             self._pools_made += 1
             pool.number = self._pools_made
         return pool
@@ -257,8 +255,8 @@ class Queues:
         """Set the weights of all tenants; others have the default. Virtual times stay, so a new
         weight does not change earlier charges.
         """
-        self.weights.clear()
-        self.weights.update(weights)
+        self.shares.tenant_weights.clear()
+        self.shares.tenant_weights.update(weights)
 
     # ---- all pools ---------------------------------------------------------------------------------------------
 

@@ -1,15 +1,15 @@
-"""Turns between tenants that wait for quotas with weights, in one scheduling round.
+"""Turns between tenants that wait for quotas, in one scheduling round.
 
-Law: an action takes from a quota with weights only if no tenant with a lower virtual time in that quota
+Law: an action takes from a quota only if no tenant with a lower virtual time in that quota
 (`quota_shares`) could use it now. A tenant could use it if an action of it, in any lane, waits for this quota or for
 its turn, and
   - what else that action needs is free, or is predicted to be free before the asking action ends, as in backfill;
-  - in each other quota with weights that it needs, no such tenant is ahead of its own;
+  - in each other quota that it needs, no such tenant is ahead of its own;
   - its lane does not sleep for its node.
 So a tenant waits only for one that has all its other turns. Virtual times descend along a chain of such tenants, and
 no two tenants ever wait for each other. An action that has its quotas and its turn, and no node, does not wait: then
-others take what is free, and so they do while it lacks something else for long. Inside a tenant, and for quotas without
-weights, the order is that of the lanes (test_quota_turns.py).
+others take what is free, and so they do while it lacks something else for long. Inside a tenant the order is that of
+the lanes (test_quota_turns.py).
 
 An action that waits for its turn reserves nothing, and its lane stays awake. Lanes that were held back are served again
 in the same round after a grant, or after a tenant that they waited for has left.
@@ -33,8 +33,8 @@ MOST_PASSES: Final = 64
 
 @dataclass(slots=True)
 class QuotaTurns:
-    """Turns of one round. Costs nothing while no quota has weights, else O(tenants of the quota) for each look. If
-    waiting actions name several quotas with weights: O(tenants of these quotas) for each tenant that is ahead.
+    """Turns of one round. A look costs O(log tenants that wait for the quota), and O(k log k) for k of them that are
+    ahead and cannot use it. If these name several quotas: for each, O(tenants that are ahead in those).
     """
 
     cluster: ClusterState
@@ -42,7 +42,7 @@ class QuotaTurns:
     held_back: set[str] = field(default_factory=set)
     """Actions that have their quotas and wait for others' turns."""
     lacking: dict[tuple[tuple[str, float], ...], Amounts] = field(default_factory=dict)
-    """Different amounts of actions that lack a quota with weights."""
+    """Different amounts of actions that lack a quota for which several tenants wait."""
     _lanes: dict[tuple[str, str], tuple[Pool, Lane]] = field(default_factory=dict)
     """Lanes of actions that were held back since the last pass."""
     _ahead: dict[str, ActionState] = field(default_factory=dict)
@@ -59,28 +59,24 @@ class QuotaTurns:
         if not amounts:
             return False
         name, shares = quotas.lacking(amounts, self.now), quotas.shares
-        if not shares.by_quota:
-            return name is not None
         action_id = action.request.id
         self.held_back.discard(action_id)
         self._lenders.clear()
-        if name is not None:
-            if name in shares.by_quota:
-                self.lacking[tuple(amounts.items())] = amounts
-        elif any(self._is_preceded(quota, action) for quota in shares.among(amounts)):
+        if name is None:
+            if not any(self._is_preceded(quota, action) for quota in amounts):
+                return False
             self.held_back.add(action_id)
             if action.lane is not None:
                 pool = self.cluster.queues.pool(action.work.pool)
                 self._lanes[pool.name, action.lane.name] = (pool, action.lane)
-        else:
-            return False
         self._wait(action)
+        if name in shares.by_quota and shares.is_contended(name):
+            self.lacking[tuple(amounts.items())] = amounts
         return True
 
-    def lacks_for_all(self, action: ActionState) -> bool:
-        """Return whether the amounts of an action are not free, and would not be for any tenant."""
-        quotas = self.cluster.quotas
-        return not quotas.shares.by_quota and not quotas.fits(action.needed_quotas, self.now)
+    def lack(self, action: ActionState) -> bool:
+        """Return whether the amounts of an action are not free, whoever's turn it is."""
+        return not self.cluster.quotas.fits(action.needed_quotas, self.now)
 
     def _is_preceded(self, quota: str, action: ActionState) -> bool:
         """Return whether a tenant that is ahead could use the quota. Those that have left are removed."""
@@ -160,12 +156,11 @@ class QuotaTurns:
             self._moved = shares.leave(name, action.request.tenant, action.request.id) or self._moved
 
     def granted(self, amounts: Iterable[str]) -> None:
-        """Note a grant to the action that was looked at last. Turns have moved if a quota with weights is taken."""
-        shares = self.cluster.quotas.shares
+        """Note a grant to the action that was looked at last. Turns have moved if it takes quotas."""
         for quota, tenant in self._lenders:
-            shares.lend(quota, tenant)
+            self.cluster.quotas.shares.lend(quota, tenant)
         self._lenders.clear()
-        self._moved = self._moved or any(name in shares.by_quota for name in amounts)
+        self._moved = self._moved or bool(amounts)
 
     def next_pass(self) -> list[tuple[Pool, Lane]]:
         """Return the lanes to serve again: those that were held back, if a turn has ended since."""

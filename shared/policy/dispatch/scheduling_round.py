@@ -234,10 +234,11 @@ class SchedulingRound:
         cluster, joins, before = self.cluster, self.cluster.nodes.are_structured(pool), len(self.new_grants)
         most = most_free(cluster, pool, lane)
         most_elastic = most
-        lacking: set[int] = set()  # works that lack quotas or a chunk: nothing is given back in a round
+        lacking: set[tuple[int, str]] = set()  # works, and tenants, that lack quotas or a chunk: none is given back
         for action in [cluster.queues.queued[name] for name in behind_head(lane)] if most or joins else ():
             more_than_free = action.pool_units > (most_elastic if action.scales else most)
-            full = id(action.work) in lacking or id(action.work) in self.engines.full
+            sort = (id(action.work), action.request.tenant if action.work.quotas else "")
+            full = sort in lacking or id(action.work) in self.engines.full
             if full or (more_than_free and not joins):
                 continue
             node = self.place(pool, lane, action)
@@ -250,8 +251,8 @@ class SchedulingRound:
                     break
             elif not is_possible(cluster, pool, lane, action):
                 cluster.queues.set_stuck(lane, action)
-            elif action.is_like_others and (joins or (action.work.quotas and self.turns.lacks_for_all(action))):
-                lacking.add(id(action.work))
+            elif action.is_like_others and (joins or (action.work.quotas and self.turns.lack(action))):
+                lacking.add(sort)
         return len(self.new_grants) - before
 
     def _grant(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False) -> None:

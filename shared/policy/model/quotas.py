@@ -50,7 +50,7 @@ class QuotaLimits:
     rates: tuple[Rate, ...] = ()
     """At most one for each period."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Tenant -> weight of its share while several wait; others have 1. Empty: the quota has no shares."""
+    """Tenant -> weight of its share while several wait; others have 1. Empty: the tenants' own weights."""
 
     def __post_init__(self) -> None:
         numbers = [*self.concurrency, *(number for rate in self.rates for number in (rate.limit, rate.most))]

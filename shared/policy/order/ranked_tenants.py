@@ -52,7 +52,7 @@ class RankedTenants:
         return heap[0]
 
     def __iter__(self) -> Iterator[str]:
-        """Tenants in order; stop at any point. They must not change meanwhile.
+        """Tenants in order; stop at any point. Meanwhile tenants may be removed, and nothing else may change.
 
         The heap stays as it is: a second heap holds the positions that can come next.
         """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,8 +34,8 @@ class FairQueue:
     `mixed` costs as many tenants as are walked.
     """
 
-    weights: dict[str, float] = field(default_factory=dict)
-    """Tenant -> weight > 0; default 1. All queues share the mapping. A change applies to later charges only.
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Tenant -> weight > 0; default 1. Queues share the mapping. A change applies to later charges only.
     """
     _queues: dict[str, BatchQueue] = field(default_factory=dict)
     """Queues of tenants with waiting work."""

@@ -138,7 +138,7 @@ class Pool(Lane):
             name, node = " ".join(["quotas", *sorted(quotas)]), ""
         lane = self.lanes.get(name)
         if lane is None:
-            queue = FairQueue(self.queue.weights if weights is None else dict(weights))
+            queue = FairQueue(self.queue.weights if weights is None else weights)
             lane = self.lanes[name] = Lane(name, node or "", queue, shared=shared)
             self.lanes_made += 1
             lane.number = self.lanes_made

@@ -1,9 +1,10 @@
-"""Shares of tenants in a quota with weights: start-time fair queueing over the amounts that they take.
+"""Shares of tenants in a quota: start-time fair queueing over the amounts that they take.
 
-Each tenant of a quota has a virtual time: the amounts that it was granted, divided by its weight. While several tenants
-wait for the quota, the one with the lowest goes first, in whatever lanes and pools their work waits. A tenant that
-comes back starts at the virtual time of the newest grant at least, so idleness is not saved up, and its share returns
-with the next grants. The same holds for a tenant whose work lacks something else when its turn comes (`lend`).
+Each tenant of a quota has a virtual time: the amounts that it was granted, divided by its weight. That is its weight in
+this quota, or in the whole mesh if the quota has no weights. While several tenants wait for the quota, the one with the
+lowest goes first, in whatever lanes and pools their work waits. A tenant that comes back starts at the virtual time of
+the newest grant at least, so idleness is not saved up, and its share returns with the next grants. The same holds for a
+tenant whose work lacks something else when its turn comes (`lend`).
 
 Law: between two grants of a tenant that waits for nothing else, every other one takes at most what its weight gives it
 for the amount of the first, and one more amount of its own (tests/shared/policy/dispatch/test_quota_weights.py). So
@@ -18,10 +19,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from shared.policy.model.quotas import Amounts, QuotaHold
+from shared.policy.model.quotas import Amounts, QuotaHold, QuotaLimits
+from shared.policy.order.ranked_tenants import RankedTenants
 
 DEFAULT_WEIGHT: Final = 1.0
-"""Weight of a tenant that a quota's weights do not name."""
+"""Weight of a tenant that the weights do not name."""
 MOST_IDLE: Final = 4096
 """Most idle tenants of a quota whose virtual time is kept. Beyond it, all start level with the others."""
 
@@ -45,11 +47,13 @@ class Share:
 
 @dataclass(slots=True)
 class Sharing:
-    """Tenants of one quota with weights."""
+    """Tenants of one quota."""
 
     weights: Mapping[str, float]
     """Tenant -> weight > 0. A change applies to later grants only."""
     tenants: dict[str, Share] = field(default_factory=dict)
+    ranked: RankedTenants = field(default_factory=RankedTenants)
+    """Tenants that wait, by virtual time."""
     served: float = 0.0
     """Virtual time of the tenant of the newest grant, before that grant."""
 
@@ -64,29 +68,53 @@ class Sharing:
             share.time = max(share.time, self.served)
         return share
 
-    def cost(self, tenant: str, amount: float) -> float:
-        """Virtual time of an amount."""
-        return amount / self.weights.get(tenant, DEFAULT_WEIGHT)
+    def charge(self, tenant: str, share: Share, amount: float) -> None:
+        """Charge a tenant for an amount; negative: give it back."""
+        self.set_time(tenant, share, share.time + amount / self.weights.get(tenant, DEFAULT_WEIGHT))
+
+    def set_time(self, tenant: str, share: Share, time: float) -> None:
+        """Set a tenant's virtual time."""
+        if time != share.time:
+            share.time = time
+            if share.waiting:
+                self.ranked.set(tenant, time)
+
+    def wait(self, tenant: str, share: Share, action: str) -> None:
+        """Let an action stand for its tenant; empty: the tenant does not wait."""
+        if bool(action) != bool(share.waiting):
+            if action:
+                self.ranked.set(tenant, share.time)
+            else:
+                self.ranked.remove(tenant)
+        share.waiting = action
 
 
 @dataclass(slots=True)
 class QuotaShares:
-    """Shares by quota. Empty while no quota has weights: then nothing here costs anything."""
+    """Shares in all quotas. A grant, a wait and an end cost O(log tenants that wait) for each quota that they name."""
 
+    tenant_weights: dict[str, float] = field(default_factory=dict)
+    """Tenant -> weight in quotas without weights: that of the whole mesh. Queues share the mapping."""
     by_quota: dict[str, Sharing] = field(default_factory=dict)
 
-    def set(self, quota: str, weights: Mapping[str, float]) -> None:
-        """Set the weights of a quota; empty: it has none."""
-        if not weights:
+    def set(self, quota: str, limits: QuotaLimits | None) -> None:
+        """Create a quota, or change its weights; None: delete it."""
+        if limits is None:
             self.by_quota.pop(quota, None)
-        elif quota in self.by_quota:
+            return
+        weights = limits.weights or self.tenant_weights
+        if quota in self.by_quota:
             self.by_quota[quota].weights = weights
         else:
             self.by_quota[quota] = Sharing(weights)
 
     def among(self, amounts: Amounts) -> list[str]:
-        """Return those of these quotas that have weights."""
-        return [name for name in amounts if name in self.by_quota] if self.by_quota else []
+        """Return those of these quotas that exist."""
+        return [name for name in amounts if name in self.by_quota]
+
+    def is_contended(self, quota: str) -> bool:
+        """Return whether several tenants wait for a quota."""
+        return len(self.by_quota[quota].ranked) > 1
 
     def take(self, hold: QuotaHold) -> None:
         """Charge the tenant of a hold that is taken."""
@@ -94,28 +122,29 @@ class QuotaShares:
             sharing = self.by_quota[name]
             share = sharing.join(hold.tenant)
             sharing.served = max(sharing.served, share.time)
-            share.time += sharing.cost(hold.tenant, hold.amounts[name])
+            sharing.charge(hold.tenant, share, hold.amounts[name])
             share.holds += 1
             if share.waiting == hold.action:
-                share.waiting = ""
+                sharing.wait(hold.tenant, share, "")
 
     def correct(self, hold: QuotaHold, used: Amounts) -> None:
         """Charge the tenant of a hold for what was really used instead."""
         for name in self.among(used):
             share, sharing = self.by_quota[name].tenants.get(hold.tenant), self.by_quota[name]
             if share is not None:
-                share.time += sharing.cost(hold.tenant, used[name] - hold.amounts[name])
+                sharing.charge(hold.tenant, share, used[name] - hold.amounts[name])
 
     def end(self, hold: QuotaHold) -> None:
         """End a hold."""
         for name in self.among(hold.amounts):
             share = self.by_quota[name].tenants.get(hold.tenant)
             if share is not None:
-                share.holds = max(0, share.holds - 1)  # one of before the weights were set is not counted
+                share.holds = max(0, share.holds - 1)  # one of before the quota was created again is not counted
 
     def wait(self, quota: str, tenant: str, action: str) -> None:
-        """Note that an action of a tenant waits for a quota with weights."""
-        self.by_quota[quota].join(tenant).waiting = action
+        """Note that an action of a tenant waits for a quota."""
+        sharing = self.by_quota[quota]
+        sharing.wait(tenant, sharing.join(tenant), action)
 
     def waiting(self, quota: str, tenant: str) -> str:
         """Return the action that stands for a tenant that waits for a quota; empty if there is none."""
@@ -126,29 +155,38 @@ class QuotaShares:
         """Note that another tenant was granted in the turn of this one, which could not use it. It continues level."""
         sharing = self.by_quota[quota]
         share = sharing.join(tenant)
-        share.time = max(share.time, sharing.served)
+        sharing.set_time(tenant, share, max(share.time, sharing.served))
 
     def leave(self, quota: str, tenant: str, action: str) -> bool:
         """Note that an action does not wait for a quota now. Returns whether others have waited for its turn."""
         sharing = self.by_quota.get(quota)
-        share = sharing.tenants.get(tenant) if sharing is not None else None
-        if share is None or share.waiting != action:
+        if sharing is None or (share := sharing.tenants.get(tenant)) is None or share.waiting != action:
             return False
-        share.waiting = ""
+        sharing.wait(tenant, share, "")
         return True
 
     def ahead(self, quota: str, tenant: str) -> Iterator[tuple[str, str]]:
-        """Yield (tenant, action) of the tenants that wait for a quota and precede this one. O(tenants of the quota)."""
+        """Yield (tenant, action) of the tenants that wait for a quota and precede this one, the first one first.
+
+        The caller may let them leave meanwhile. O(1) if there are none, else O(k log k) for k of them.
+        """
         sharing = self.by_quota[quota]
+        ranked = sharing.ranked
+        if not ranked or (len(ranked) == 1 and tenant in ranked):
+            return
         time = sharing.join(tenant).time
-        for other, share in list(sharing.tenants.items()):
-            if share.waiting and share.time < time and other != tenant:
-                yield other, share.waiting
+        if ranked.first()[0] >= time:
+            return
+        for other in ranked:
+            share = sharing.tenants[other]
+            if share.time >= time:
+                return
+            yield other, share.waiting
 
     def reserved(self, amounts: Amounts, tenant: str, other: str) -> Amounts:
-        """Return the quotas that a waiting head of a tenant reserves from work of another one. In the others, weights
-        decide the order of the two.
+        """Return the quotas that a waiting head of a tenant reserves from work of another one: those that do not exist.
+        In the others, turns decide the order of the two.
         """
-        if tenant == other or not self.by_quota:
+        if tenant == other:
             return amounts
         return {name: amount for name, amount in amounts.items() if name not in self.by_quota}

@@ -72,7 +72,7 @@ class Quotas:
             self.limits.pop(name, None)
         else:
             self.limits[name] = limits
-        self.shares.set(name, {} if limits is None else limits.weights)
+        self.shares.set(name, limits)
         self.changed[name] = None
 
     def forget_full(self, now: float) -> None:

@@ -71,6 +71,7 @@ class History:
     """Fraction of the actions that take quotas."""
     parking: float = 0.0
     """Fraction of the steps that park an action or let one continue. If not 0, some actions are of batches."""
+    tenants: tuple[str, ...] = ("ada", "bob", "cyd")
     dispatcher: Dispatcher = field(default_factory=lambda: Dispatcher(specs=SPECS))
     steps: list[tuple[float, Stimulus, list[Command]]] = field(default_factory=list)
     now: float = 100.0
@@ -178,7 +179,7 @@ class History:
             work = replace(work, quotas={quota: rng.choice([1.0, 1.0, 2.0]) for quota in names})
         self.works[name] = work
         arrival = (round(self.now * 1000), len(self.works))
-        tenant = rng.choice(["ada", "bob", "cyd"])
+        tenant = rng.choice(self.tenants)
         batch = rng.choice(["", "", *BATCHES]) if self.parking else ""
         request = Request(name, tenant, "task", batch, arrival, (work,), self.now + 60, need=need)
         self.give(RequestsSubmitted((request,)))
@@ -252,10 +253,16 @@ class History:
 
 
 def history(
-    seed: int, nodes: int, steps: int, acting: float = 0.3, taking: float = 0.0, parking: float = 0.0
+    seed: int,
+    nodes: int,
+    steps: int,
+    acting: float = 0.3,
+    taking: float = 0.0,
+    parking: float = 0.0,
+    tenants: tuple[str, ...] = ("ada", "bob", "cyd"),
 ) -> Iterator[History]:
     """Yield a random history after each step."""
-    made = History(Random(seed), acting, taking, parking)
+    made = History(Random(seed), acting, taking, parking, tenants)
     for quota, limits in QUOTAS.items() if taking else ():
         made.give(QuotaSet(quota, limits[0]))
     for at in range(nodes):

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import QuotaSet
-from shared.policy.dispatch.stimuli import AttemptsEnded, InventoryReported, NodeJoined, NodeSeen, TickPassed
+from shared.policy.dispatch.stimuli import (
+    AttemptsEnded,
+    InventoryReported,
+    NodeJoined,
+    NodeSeen,
+    TickPassed,
+    WeightsReceived,
+)
 from shared.policy.model.formulation import Command, Grant, Work
 from shared.policy.model.quotas import QuotaLimits
 from shared.policy.model.reports import Ended
@@ -29,6 +36,8 @@ class SaturatedQuota:
     quotas: Mapping[str, QuotaLimits]
     used: float | None = None
     """Factor by which attempts use less or more than they take; None: they do not report it."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Tenant -> weight in the whole mesh."""
     tenants: list[str] = field(default_factory=list)
     """Tenants that submit at present."""
     dispatcher: Dispatcher = field(default_factory=lambda: Dispatcher(specs=SPECS))
@@ -39,6 +48,7 @@ class SaturatedQuota:
     _submitted: int = 0
 
     def __post_init__(self) -> None:
+        self.dispatcher.handle(0.0, WeightsReceived(self.weights))
         for name, limits in self.quotas.items():
             self.dispatcher.handle(0.0, QuotaSet(name, limits))
         joined = NodeJoined("n", "1", "cpu", {"cores": 512, "slots": 512, "memory": 64}, frozenset({"run", "judge"}))

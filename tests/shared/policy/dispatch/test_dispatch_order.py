@@ -208,7 +208,7 @@ def test_tenants_share_by_weight_while_both_have_work(weight: float, cores: int,
         request(f"{who}-{at}", work(timeout_s=10 * (ada_s if who == "ada" else bob_s)), seq=at, tenant=who, task=who)
         for at in range(80) for who in ("ada", "bob")
     ))  # fmt: skip
-    mesh.dispatcher.cluster.queues.pools[CORES].queue.weights["ada"] = weight
+    mesh.dispatcher.cluster.queues.weigh({"ada": weight})
     join(mesh, cores)
     got = {"ada": 0.0, "bob": 0.0}
     mesh.run()

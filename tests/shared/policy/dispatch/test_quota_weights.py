@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -10,12 +12,12 @@ from hypothesis import strategies as st
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import QuotaSet
-from shared.policy.dispatch.stimuli import ActionCancelled, InventoryReported, NodeJoined
-from shared.policy.model.formulation import Grant, Work
+from shared.policy.dispatch.stimuli import ActionCancelled, InventoryReported, NodeJoined, NodeSeen, TickPassed
+from shared.policy.model.formulation import Command, EnvironmentNeed, Grant, Work
 from shared.policy.model.quotas import QuotaLimits, Rate
 from tests.shared.policy.dispatch.leading import ended, leading, report, submit
 from tests.shared.policy.dispatch.saturated_quota import SaturatedQuota
-from tests.shared.policy.strategies import CORES, SLOTS, SPECS, request, work
+from tests.shared.policy.strategies import CORES, SLOTS, SPECS, reported, request, submitted, work
 
 WEIGHTS = {"one": 1.0, "two": 2.0, "five": 5.0}
 LIMITS = {
@@ -42,10 +44,14 @@ WORKS = {
 }
 
 
-@pytest.mark.parametrize("works", WORKS)
-@pytest.mark.parametrize("limits", LIMITS)
-def test_shares_are_within_three_percent_of_the_weights(limits: str, works: str) -> None:
-    made = SaturatedQuota(WORKS[works], {"api": LIMITS[limits], **OTHERS})
+@pytest.mark.parametrize(
+    ("limits", "works", "of_tenants"),
+    [*product(LIMITS, WORKS, [False]), *product(LIMITS, ["other pools"], [True])],
+)
+def test_shares_are_within_three_percent_of_the_weights(limits: str, works: str, of_tenants: bool) -> None:
+    """Of the quota's weights, and without these of the tenants' own ones."""
+    api = replace(LIMITS[limits], weights={}) if of_tenants else LIMITS[limits]
+    made = SaturatedQuota(WORKS[works], {"api": api, **OTHERS}, weights=WEIGHTS if of_tenants else {})
     for name in WEIGHTS:
         made.join(name)
     made.run(200)
@@ -56,6 +62,48 @@ def test_shares_are_within_three_percent_of_the_weights(limits: str, works: str)
     total = sum(granted.values())
     for name, weight in WEIGHTS.items():
         assert granted[name] / total == pytest.approx(weight / 8.0, rel=0.03), granted
+
+
+def test_trajectories_on_many_nodes_share_a_quota_equally() -> None:
+    """Without any weights, and although each node has a lane of its own and all work of one tenant is older."""
+    nodes, act = [f"n{at}" for at in range(12)], work(kind="act", timeout_s=1000.0)
+    dispatcher = Dispatcher(specs=SPECS)
+    dispatcher.handle(0.0, QuotaSet("api", QuotaLimits((6.0,), (Rate(6.0, 1.0),))))
+    for name in nodes:
+        capacity = {"cores": 64, "memory": 64}
+        dispatcher.handle(0.0, NodeJoined(name, "1", "cpu", capacity, frozenset({"act", "runtime"})))
+        dispatcher.handle(0.0, InventoryReported(name, "1", {}))
+
+    def submit_next(now: float, trajectory: str, seq: int, quotas: dict[str, float]) -> list[Grant]:
+        made = request(f"{trajectory}/{seq}", replace(act, quotas=quotas), at_s=now, seq=seq, tenant=trajectory[:3])
+        need = EnvironmentNeed(trajectory, "runtime", {"memory": 1})
+        return grants(dispatcher.handle(now, submitted(replace(made, need=need, deadline_s=1e9))))
+
+    trajectories = [f"{tenant}{at}" for tenant in ("ada", "bob") for at in range(96)]
+    for seq, name in enumerate(trajectories):
+        for grant in submit_next(0.0, name, seq, {}):
+            report(dispatcher, ended(grant))
+    running = [
+        grant for at, name in enumerate(trajectories, 1000) for grant in submit_next(1.0, name, at, {"api": 1.0})
+    ]
+    granted: Counter[str] = Counter()
+    for second in range(2, 62):
+        now, over, running = second + 0.01, running, []
+        for name in nodes:
+            dispatcher.handle(now, NodeSeen(name, "1"))
+        for at, grant in enumerate(over):
+            trajectory = grant.action.partition("/")[0]
+            granted[trajectory[:3]] += second > 3
+            running += grants(dispatcher.handle(now, reported(ended(grant))))
+            running += submit_next(now, trajectory, 10_000 * second + at, {"api": 1.0})
+        running += grants(dispatcher.handle(now, TickPassed()))
+        dispatcher.check()
+    assert granted.total() > 300, "the rate is used"
+    assert granted["ada"] / granted.total() == pytest.approx(0.5, abs=0.015), granted
+
+
+def grants(commands: list[Command]) -> list[Grant]:
+    return [one for one in commands if isinstance(one, Grant)]
 
 
 @pytest.mark.parametrize("used", [0.5, 1.5])

@@ -32,7 +32,6 @@ from services.gpu_manager.routes import GpuManagerState, readiness
 from services.gpu_manager.service_entries import load_entries
 from services.gpu_manager.serving import Serving
 from services.gpu_manager.settings import GpuManagerSettings
-from services.gpu_manager.specs import check_devices
 from shared.bus.connection import connect, with_retries
 from shared.bus.tail import Tail
 from shared.messages.outcomes import ServicesChanged
@@ -109,7 +108,6 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
     settings = settings or load(GpuManagerSettings)
     entries = load_entries(settings.services)
     found = find_devices(settings.devices)
-    check_devices(entries, len(found.devices))
     hooks = hooks_of(settings)
 
     @asynccontextmanager
@@ -148,8 +146,9 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
                 return state, faulty.reasons.get(gpu, why)
 
             def report() -> ServicesChanged:
-                view, now = machine.view(), clock.monotonic()
-                return services_of(node.identity, serving.declared, view, device_gb, faulty.reasons, released(), now)
+                view, now, wrong = machine.view(), clock.monotonic(), declared.problems
+                of = node.identity, serving.declared, view, device_gb, faulty.reasons, released(), now, wrong
+                return services_of(*of)
 
             def acquire_s() -> Seconds:
                 return 0.0 if owned is None else owned.acquire_s

@@ -3,21 +3,22 @@
 Laws:
   - a whole entry over REST is used only if this node allows commands, whatever another node or the proxy has accepted;
   - an entry of the file is changed only by a reference to itself;
-  - a declaration that cannot be used has a problem, and changes nothing else.
+  - an entry or a declaration that cannot be used has a problem. It stops no other one, and it is tried again at each
+    heartbeat: what it lacks on this host may come.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from services.gpu_manager.service_entries import SETTING
 from services.gpu_manager.specs import given_engines
 from shared.bus.model_services import Declared
 from shared.model_services.checks import check_entry
-from shared.model_services.entries import ServiceEntry
+from shared.model_services.entries import FileEntries, ServiceEntry
+from shared.model_services.programs import missing_program
 from shared.model_services.references import NO_COMMANDS, referred
 from shared.runtime.errors import SHOWN_CHARS
 
@@ -37,39 +38,51 @@ class UsedEntries(NamedTuple):
     problems: dict[str, str]
 
 
-def used_entries(file: Mapping[str, ServiceEntry], declared: Mapping[str, Declared], limits: NodeLimits) -> UsedEntries:
-    """Return what a node uses. It looks for the programs of commands on this host. O(entries)."""
-    entries = dict(file)
-    problems = {name: why for name, entry in file.items() if (why := unusable(entry, limits))}
+def used_entries(
+    file: FileEntries,
+    declared: Mapping[str, Declared],
+    limits: NodeLimits,
+    using: Mapping[str, ServiceEntry] = MappingProxyType({}),
+) -> UsedEntries:
+    """Return what a node uses. It looks for the programs of commands on this host. O(entries).
+
+    `using`: entries that are used already. They are not checked again, so a folder of programs that is away for a
+    moment stops no engine.
+    """
+    wanted, problems = dict(file.entries), dict[str, str]()
     for name, one in sorted(declared.items()):
         try:
-            entry = _declared_entry(name, one, file, limits)
+            wanted[name] = _declared_entry(name, one, file, limits)
         except ValueError as error:
             problems[name] = str(error)
-            continue
-        problems.pop(name, None)
-        if why := unusable(entry, limits):
+    entries = dict[str, ServiceEntry]()
+    for name, entry in wanted.items():
+        why = "" if using.get(name) == entry else unusable(entry, limits)
+        if why:
             problems[name] = why
-        if not why or name in file:
+        else:
             entries[name] = entry
-    return UsedEntries(entries, problems)
+    return UsedEntries(entries, file.problems | problems)
 
 
-def _declared_entry(name: str, one: Declared, file: Mapping[str, ServiceEntry], limits: NodeLimits) -> ServiceEntry:
+def _declared_entry(name: str, one: Declared, file: FileEntries, limits: NodeLimits) -> ServiceEntry:
     if one.declaration is None:
         raise ValueError("this node cannot read its declaration, because its version differs; declare it again")
     reference, whole = one.declaration.reference, one.declaration.whole
+    own = name in file.entries or name in file.problems
     if reference is not None:
-        if reference.entry not in file:
+        if why := file.problems.get(reference.entry):
+            raise ValueError(f"{SETTING} of this node has a wrong entry {reference.entry[:SHOWN_CHARS]!r}: {why}")
+        if reference.entry not in file.entries:
             raise ValueError(f"{SETTING} of this node has no entry {reference.entry[:SHOWN_CHARS]!r}")
-        if name in file and name != reference.entry:
+        if own and name != reference.entry:
             raise ValueError(f"{SETTING} of this node has another entry {name!r}, which it uses")
-        return referred(name, reference, file[reference.entry])
+        return referred(name, reference, file.entries[reference.entry])
     if whole is None:
         raise ValueError("its declaration is empty; declare it again")
     if not limits.allow_commands:
         raise ValueError(NO_COMMANDS)
-    if name in file:
+    if own:
         raise ValueError(f"{SETTING} of this node has an entry {name!r}, which it uses")
     check_entry(whole)
     return whole
@@ -87,13 +100,4 @@ def unusable(entry: ServiceEntry, limits: NodeLimits) -> str:
     for instance in given_engines("", entry):
         if instance.chunk.gpus[-1] >= gpus:
             return f"first_gpu: its engine would be on GPU {instance.chunk.gpus[-1]}, and this node has {gpus} GPUs"
-    for degree in entry.degrees:
-        program = (entry.command_of(degree) or [""])[0]
-        if program and "{" not in program and not _is_found(program, entry):
-            return f"command: there is no program {program[:SHOWN_CHARS]!r} on this node"
-    return ""
-
-
-def _is_found(program: str, entry: ServiceEntry) -> bool:
-    """Return whether a program exists as its start would look for it: by the PATH that its environment has."""
-    return shutil.which(program, path=entry.env.get("PATH", os.environ.get("PATH"))) is not None
+    return missing_program(entry)

@@ -22,7 +22,7 @@ from services.gpu_manager.specs import given_engines, spec_of
 from shared.bus.connection import TRANSIENT
 from shared.bus.model_services import Declared, count_service_changes, read_declared
 from shared.messages.model_services import ServiceOffer, ServingPage
-from shared.model_services.entries import ServiceEntry
+from shared.model_services.entries import FileEntries
 from shared.model_services.references import facts_of
 from shared.model_services.shown import shown
 from shared.runtime import log
@@ -37,7 +37,7 @@ class DeclaredServices:
 
     redis: Redis
     serving: Serving
-    file: Mapping[str, ServiceEntry]
+    file: FileEntries
     limits: NodeLimits
     own: frozenset[str] = frozenset()
     """Services of the manager itself, which nobody declares."""
@@ -65,7 +65,7 @@ class DeclaredServices:
 
     def _apply(self) -> None:
         before = {name: entry for name, entry in self.serving.declared.items() if name not in self.own}
-        entries, problems = used_entries(self.file, self._declared, self.limits)
+        entries, problems = used_entries(self.file, self._declared, self.limits, before)
         news = problems != self.problems
         self.problems = problems
         for name in before.keys() - entries.keys():
@@ -81,7 +81,9 @@ class DeclaredServices:
             if self.serving.declared.get(KERNELS) != kernels:
                 self.serving.set_service(KERNELS, kernels, own_spec(kernels))
         if before != entries or news:
-            _log.info("services_applied", change=self.change, services=sorted(entries), problems=problems)
+            _log.info("services_applied", change=self.change, services=sorted(entries))
+        for name, why in sorted(problems.items()) if news else ():
+            _log.warning("service_unusable", service=name, why=why)
         self.serving.changed("")
 
     def completed(self, page: ServingPage) -> ServingPage:
@@ -90,7 +92,8 @@ class DeclaredServices:
         return msgspec.structs.replace(
             page,
             services=offers,
-            file={name: facts_of(entry) for name, entry in self.file.items()},
+            file={name: facts_of(entry) for name, entry in self.file.entries.items()},
+            wrong=sorted(self.file.problems),
             problems=dict(self.problems),
             allows_commands=self.limits.allow_commands,
             change=max(0, self.change),
@@ -98,7 +101,7 @@ class DeclaredServices:
 
     def _offer(self, name: str, offer: ServiceOffer) -> ServiceOffer:
         entry, declared = self.serving.declared[name], self._declared.get(name)
-        declaration = None if declared is None or entry == self.file.get(name) else declared.declaration
+        declaration = None if declared is None or entry == self.file.entries.get(name) else declared.declaration
         reference = None if declaration is None else declaration.reference
         return msgspec.structs.replace(
             offer,

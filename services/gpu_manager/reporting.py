@@ -40,8 +40,9 @@ def services_of(
     bad: Iterable[int] = (),
     released: Iterable[int] = (),
     now: Seconds = 0.0,
+    problems: Mapping[str, str] = MappingProxyType({}),
 ) -> ServicesChanged:
-    """Return the report. `now`: of the views' clock. O(services + instances)."""
+    """Return the report. `now`: of the views' clock. `problems`: of wrong entries. O(services + instances)."""
     resident: dict[str, list[tuple[int, int]]] = {}
     unusable: dict[str, list[tuple[int, int]]] = {}
     asleep: dict[str, list[tuple[int, int, Seconds]]] = {}
@@ -90,6 +91,7 @@ def services_of(
         device_gb=device_gb,
         bad=sorted(bad),
         released=sorted(released),
+        problems=dict(problems),
     )
 
 

@@ -1,6 +1,8 @@
 """The operator's file of model services (`GPU_MANAGER_SERVICES`): a JSON object of name -> entry.
 
-Law: its commands run on this host with the rights of the service, so no other account may write it.
+Laws (tests/services/gpu_manager/test_service_entries.py):
+  - its commands run on this host with the rights of the service, so no other account may write it;
+  - a wrong entry stops only its own service. A file that is no JSON object of entries stops the start.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from shared.model_services.entries import ServiceEntry, read_entries
+from shared.model_services.entries import FileEntries, read_file
 from shared.runtime.settings import WrongSetting
 
 SETTING: Final = "GPU_MANAGER_SERVICES"
@@ -20,21 +22,21 @@ CORRECTION: Final = "name a JSON file of services that this account can read, or
 
 
 class WrongEntries(WrongSetting):
-    """The file of services cannot be used, so the service does not start. The message names the entry."""
+    """The file of services cannot be read, so the service does not start."""
 
 
-def load_entries(path: Path | None) -> dict[str, ServiceEntry]:
+def load_entries(path: Path | None) -> FileEntries:
     """Return the entries of the operator's file; none without a file, and of the null device.
 
     Raises:
-        WrongEntries: the file cannot be read, or an entry cannot be used.
+        WrongEntries: the file cannot be read, or is no JSON object of entries.
     """
     if path is None:
-        return {}
+        return FileEntries({}, {})
     where = f"{SETTING}: {path}"
     try:
         if _is_null_device(path):
-            return {}
+            return FileEntries({}, {})
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
@@ -47,7 +49,7 @@ def load_entries(path: Path | None) -> dict[str, ServiceEntry]:
     if len(content) > MOST_BYTES:
         raise WrongEntries(f"{where} is larger than {MOST_BYTES} bytes")
     try:
-        return read_entries(content)
+        return read_file(content)
     except ValueError as error:
         raise WrongEntries(f"{where}: {error}") from None
 

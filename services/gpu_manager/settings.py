@@ -25,7 +25,8 @@ class GpuManagerSettings(ServiceSettings):
     node_class: str = "default"
     """Pools are (resource, node class): nodes of one class are interchangeable."""
     services: Path | None = None
-    """JSON file of the model services of this node: name -> entry (docs/model-services.md). Empty: none."""
+    """JSON file of the model services of this node: name -> entry (docs/model-services.md). Empty: none. A wrong entry
+    stops only its own service."""
     allow_commands: bool = False
     """Accept whole entries of services over REST. Their commands run on this host with this service's rights, so every
     caller of the proxy can run programs here: for a machine of one's own."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import msgspec
 
-from services.gpu_manager.service_entries import SETTING, WrongEntries
 from shared.model_services.entries import ServiceEntry
 from shared.policy.model.chunks import Chunk
 from shared.policy.serving.model import (
@@ -58,21 +57,6 @@ def _memory(entry: ServiceEntry, degree: int, levels: Collection[Level]) -> Engi
         {level: entry.asleep_gb(degree) for level in levels if level != "cold"},
         {"asleep1": entry.host_gb(degree)} if "asleep1" in levels else {},
     )
-
-
-def check_devices(entries: Mapping[str, ServiceEntry], gpus: int) -> None:
-    """Check that engines that run already are on GPUs of this node.
-
-    Raises:
-        WrongEntries: one is not.
-    """
-    for name, entry in entries.items():
-        for instance in given_engines(name, entry):
-            if instance.chunk.gpus[-1] >= gpus:
-                raise WrongEntries(
-                    f"{SETTING}: entry {name!r}: first_gpu: its engine would be on GPU {instance.chunk.gpus[-1]}, and "
-                    f"the node has {gpus} GPUs, numbered from 0"
-                )
 
 
 def given_engines(name: str, entry: ServiceEntry) -> Iterator[InstanceId]:

@@ -108,9 +108,10 @@ class ModelServiceView(BaseModel):
     pending: list[str]
     """Nodes that have not applied its last change yet. They do at their next heartbeat."""
     problems: list[ServiceProblem]
-    """Nodes that cannot use its entry. Nothing else stops."""
+    """Nodes that cannot use its entry, of their file or of REST. No other service stops."""
     state: str
-    """State of its engine that is nearest to the execution of an action; `cold` if it has no engine."""
+    """State of its engine that is nearest to the execution of an action. Without an engine: `quarantined` if its entry
+    is wrong on every node that has it, else `cold`."""
     why: str
     """Reason for that state."""
     engines: list[EngineView]

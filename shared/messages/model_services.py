@@ -122,8 +122,10 @@ class ServingPage(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[GpuState]
     file: dict[str, FileEntry] = {}
     """Entries of the operator's file."""
+    wrong: list[str] = []
+    """Entries of the file that cannot be read. `problems` has the reason of each."""
     problems: dict[str, str] = {}
-    """Service -> reason why this node cannot use its declaration."""
+    """Service -> reason why this node cannot use its entry or its declaration."""
     allows_commands: bool = False
     """Whole entries over REST are accepted."""
     change: int = 0

@@ -170,6 +170,8 @@ class ServicesChanged(Message, frozen=True, kw_only=True, tag="services-changed.
     released: list[int] = []
     """Units that are given away, or drained for that. They are granted again after they were acquired, and they are
     acquired when the node's share needs them."""
+    problems: dict[str, str] = {}
+    """Service -> reason why the node cannot use its entry. Older nodes do not send it."""
 
 
 class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):

@@ -137,4 +137,4 @@ def _check_url(url: str) -> None:
     except ValueError:
         valid = False
     if not valid or parts.query or parts.fragment or parts.username is not None or any(each.isspace() for each in url):
-        raise ValueError(f"url: {url[:SHOWN_CHARS]!r} is no base address; write one as http://127.0.0.1:8001")
+        raise ValueError("url: it is no base address; write one as http://127.0.0.1:8001")  # it may have a password

@@ -11,15 +11,16 @@ if the operator allows commands, a whole entry may come over REST; otherwise RES
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+import re
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from shared.messages.environments import Value, Variable
 from shared.model_services.checks import check_entry
 from shared.runtime.errors import SHOWN_CHARS
-from shared.runtime.patterns import PATH, is_name
+from shared.runtime.patterns import NAME, PATH, is_name, words
 from shared.runtime.validation import UNREADABLE, explain
 
 MOST_SERVICES: Final = 256
@@ -31,6 +32,8 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "memory_gb.awake": '"memory_gb": {"awake": 16}, in GB of each GPU, or {"awake": {"1": 30, "2": 16}} by degree',
 }
 """Required field -> what to write."""
+MOST_PROBLEM: Final = 512
+"""Characters of the text about a wrong entry."""
 MOST_PARTS: Final = 256
 """Parts of a command."""
 Command = Annotated[
@@ -175,11 +178,19 @@ _entries: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _entry: Final = msgspec.json.Decoder(ServiceEntry)
 
 
-def read_entries(content: bytes) -> dict[str, ServiceEntry]:
+class FileEntries(NamedTuple):
+    """Entries of a file. A wrong one stops no other."""
+
+    entries: dict[str, ServiceEntry]
+    problems: dict[str, str]
+    """Wrong entry -> what is wrong, and what to write. A name that no service can have is written as one that can."""
+
+
+def read_file(content: bytes) -> FileEntries:
     """Return the entries of a file's content.
 
     Raises:
-        ValueError: it is no JSON object of entries, or an entry cannot be used. The message names the entry.
+        ValueError: it is no JSON object of entries, or has too many.
     """
     try:
         raw = _entries.decode(content)
@@ -187,17 +198,35 @@ def read_entries(content: bytes) -> dict[str, ServiceEntry]:
         raise ValueError(f'it is no JSON object of entries, {{"judge-a": {{"backend": ...}}}}: {error}') from error
     if len(raw) > MOST_SERVICES:
         raise ValueError(f"it has {len(raw)} entries; the most are {MOST_SERVICES}")
-    return {name: _named_entry(name, each) for name, each in raw.items()}
+    entries, problems = dict[str, ServiceEntry](), dict[str, str]()
+    for name, each in raw.items():
+        if not is_name(name):
+            problems[_free_name(name, {*raw, *problems})] = f"its name, {name[:SHOWN_CHARS]!r}, should be {words(NAME)}"
+            continue
+        try:
+            entries[name] = read_entry(each)
+        except ValueError as error:
+            problems[name] = str(error)[:MOST_PROBLEM]
+    return FileEntries(entries, problems)
 
 
-def _named_entry(name: str, raw: msgspec.Raw) -> ServiceEntry:
-    where = f"entry {name[:SHOWN_CHARS]!r}"
-    if not is_name(name):
-        raise ValueError(f"{where}: its name should be letters, digits, '.', '_' and '-', at most 64")
-    try:
-        return read_entry(raw)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+def _free_name(wrong: str, taken: Collection[str]) -> str:
+    """Return a name like a wrong one under which its problem is shown. O(`taken`)."""
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", wrong[:SHOWN_CHARS]).lstrip("._-") or "unnamed"
+    names = (readable, *(f"{readable[:56]}-{number}" for number in range(2, MOST_SERVICES + 2)))
+    return next(name for name in names if name not in taken)
+
+
+def read_entries(content: bytes) -> dict[str, ServiceEntry]:
+    """Return the entries of a file's content, all of which must be right.
+
+    Raises:
+        ValueError: it is no JSON object of entries, or an entry cannot be used. The message names the entry.
+    """
+    entries, problems = read_file(content)
+    for name, problem in problems.items():
+        raise ValueError(f"entry {name!r}: {problem}")
+    return entries
 
 
 def read_entry(raw: bytes | msgspec.Raw) -> ServiceEntry:

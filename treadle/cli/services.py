@@ -176,8 +176,7 @@ def _gpus(gpus: Sequence[GpuView]) -> Table:
     for title in ("NODE", "GPU", "OWNERSHIP", "NAME", "WHY"):
         table.add_column(title)
     for one in gpus:
-        style = STYLES.get(one.ownership, "")
-        shown = f"[{style}]{escape(one.ownership)}[/]" if style else escape(one.ownership)
+        shown = _styled(one.ownership, one.ownership)
         table.add_row(escape(one.node), str(one.number), shown, escape(one.name), escape(one.why))
     return table
 
@@ -204,19 +203,20 @@ def _table(views: Sequence[ModelServiceView]) -> Table:
             table.add_row(escape(view.name), *_row(one, now))
         if not view.engines:
             nodes = ", ".join(view.nodes)
-            table.add_row(escape(view.name), escape(nodes), "", view.state, "", "", "", "", "", escape(view.why))
+            table.add_row(
+                escape(view.name), escape(nodes), "", _styled(view.state, view.state), *[""] * 5, escape(view.why)
+            )
     return table
 
 
 def _row(one: EngineView, now: float) -> tuple[str, ...]:
     first, last = min(one.gpus, default=0), max(one.gpus, default=0)
     state = f"{one.state} ({one.level})" if one.level else one.state
-    style = STYLES.get(one.state, "")
     restores = [took for name, took in one.measured_s.items() if name.startswith(("restore", "load"))]
     return (
         escape(one.node),
         str(first) if first == last else f"{first}-{last}",
-        f"[{style}]{escape(state)}[/]" if style else escape(state),
+        _styled(one.state, state),
         _age(now - one.since),
         str(one.running or ""),
         str(one.waiting or ""),
@@ -224,6 +224,12 @@ def _row(one: EngineView, now: float) -> tuple[str, ...]:
         f"{min(restores):.1f} s" if restores else "",
         escape(one.why),
     )
+
+
+def _styled(state: str, text: str) -> str:
+    """Return a text in the style of a state."""
+    style = STYLES.get(state, "")
+    return f"[{style}]{escape(text)}[/]" if style else escape(text)
 
 
 def _age(seconds: float) -> str:

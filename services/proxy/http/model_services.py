@@ -97,7 +97,7 @@ async def delete_service(service: ServiceName, proxy: CurrentState) -> Response:
     """
     if not await declare_service(proxy.redis, service, None, most=MOST_SERVICES):
         for page in await read_pages(proxy.redis, proxy.clock.unix()):
-            if service in page.file:
+            if service in page.file or service in page.wrong:
                 what = f"{service} is an entry of the file {_FILE} of the node {page.node}; remove it there"
                 raise Conflict(what=what)
     return Response(status_code=204)
@@ -113,7 +113,7 @@ def _check_name(service: str, declaration: Declaration, pages: Sequence[ServingP
     if reference is not None and reference.entry == service:
         return
     for page in pages:
-        if service in page.file:
+        if service in page.file or service in page.wrong:
             raise Conflict(
                 what=f"{service} is an entry of the file GPU_MANAGER_SERVICES of the node {page.node}; change it with "
                 f'{{"entry": "{service}", "concurrency": 2}}, or declare the service by another name'
@@ -135,6 +135,8 @@ def _check_reference(service: str, reference: ServiceReference, pages: Sequence[
                 problem = problem or str(error)
             else:
                 return
+        elif (why := page.problems.get(reference.entry)) is not None:
+            problem = problem or f"entry: {page.node} cannot use {reference.entry!r}: {why}"
     names = sorted({name for page in pages for name in page.file})
     listed = ", ".join(names[:MOST_LISTED]) or "none"
     raise BadRequest(

@@ -21,8 +21,11 @@ _NEAREST: Final = (
 
 
 def service_views(pages: Sequence[ServingPage], declared: DeclaredSet) -> list[ModelServiceView]:
-    """Return all services by name: those that nodes use, and those that REST declares. O(services * nodes)."""
-    names = {name for page in pages for name in page.services} | declared.services.keys()
+    """Return all services by name: those that nodes use, those whose entries nodes cannot use, and those that REST
+    declares. O(services * nodes).
+    """
+    known = (name for page in pages for name in (*page.services, *page.problems))
+    names = {*known, *declared.services}
     return [_view(name, pages, declared.services.get(name)) for name in sorted(names)]
 
 
@@ -73,7 +76,7 @@ def _state(engines: Sequence[EngineView], problems: Sequence[ServiceProblem], ha
         nearest = min(engines, key=lambda one: _NEAREST.index(one.state) if one.state in _NEAREST else len(_NEAREST))
         return nearest.state, nearest.why
     if problems:
-        return "cold", f"{problems[0].node}: {problems[0].why}"
+        return "cold" if has_node else "quarantined", f"{problems[0].node}: {problems[0].why}"
     return "cold", "no action has needed it" if has_node else "no node uses it"
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.model_services.entries import MOST_SERVICES, ServiceEntry, read_entries
+from shared.model_services.entries import MOST_SERVICES, ServiceEntry, read_entries, read_file
+from shared.runtime.patterns import is_name
 
 COMMAND = ["python3", "server.py", "--port", "{port}", "--model", "{model}"]
 JUDGE: dict[str, Any] = {
@@ -124,13 +125,13 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"first_gpu": 0}, "first_gpu: it belongs to `url`"),
     ({"command": None, "url": "http://127.0.0.1:8001", "first_gpu": 0}, 'url: the backend "process" evicts an engine'),
     ({"command": None, "url": "127.0.0.1:8001"},
-     "url: '127.0.0.1:8001' is no base address; write one as http://127.0.0.1:8001"),
-    ({"command": None, "url": "ftp://127.0.0.1"}, "url: 'ftp://127.0.0.1' is no base address"),
-    ({"command": None, "url": "http://:8001"}, "url: 'http://:8001' is no base address"),
-    ({"command": None, "url": "http://a:99999"}, "url: 'http://a:99999' is no base address"),
-    ({"command": None, "url": "http://a/b?c=d"}, "url: 'http://a/b?c=d' is no base address"),
-    ({"command": None, "url": "http://u:p@a/b"}, "url: 'http://u:p@a/b' is no base address"),
-    ({"command": None, "url": "http://a b/"}, "url: 'http://a b' is no base address"),
+     "url: it is no base address; write one as http://127.0.0.1:8001"),
+    ({"command": None, "url": "ftp://127.0.0.1"}, "url: it is no base address"),
+    ({"command": None, "url": "http://:8001"}, "url: it is no base address"),
+    ({"command": None, "url": "http://a:99999"}, "url: it is no base address"),
+    ({"command": None, "url": "http://a/b?c=d"}, "url: it is no base address"),
+    ({"command": None, "url": "http://u:p@a/b"}, "url: it is no base address"),
+    ({"command": None, "url": "http://a b/"}, "url: it is no base address"),
     ({"health": "health"}, "health: must be a path, beginning with '/'"),
     ({"degrees": []}, "degrees: must have at least 1 item"),
     ({"degrees": [3]}, "degrees: [3] should be different numbers out of 1, 2, 4 and 8"),
@@ -192,8 +193,8 @@ def test_a_wrong_entry_is_named_and_its_error_says_what_to_write(changes: dict[s
         (b"[]", 'it is no JSON object of entries, {"judge-a": {"backend": ...}}'),
         (b"{", "it is no JSON object of entries"),
         (b"\xff", "it is no JSON object of entries"),
-        (b'{"a/b": {}}', "entry 'a/b': its name should be letters, digits, '.', '_' and '-', at most 64"),
-        (b'{"' + b"x" * 65 + b'": {}}', f"entry '{'x' * 64}': its name should be"),
+        (b'{"a/b": {}}', "entry 'a_b': its name, 'a/b', should be 1 to 64 letters, digits, '.', '_' and '-', begin"),
+        (b'{"' + b"x" * 65 + b'": {}}', f"entry '{'x' * 64}': its name, '{'x' * 64}', should be 1 to 64"),
         (b'{"a": 1}', "entry 'a': must be an object, not a whole number"),
         (b'{"a": ' + b"[" * 100_000, "it is no JSON object of entries"),
     ],
@@ -202,6 +203,33 @@ def test_a_file_that_is_no_object_of_entries(content: bytes, message: str) -> No
     with pytest.raises(ValueError) as error:  # noqa: PT011  # as above
         read_entries(content)
     assert str(error.value).startswith(message)
+
+
+def test_a_wrong_entry_of_a_file_stops_no_other() -> None:
+    wrong = {"judge-b": entry(backend="tgi"), "judge-c": 1, "judge-d": entry(command=None)}
+    found = read_file(msgspec.json.encode({"judge-a": JUDGE, **wrong, "last": entry(priority=2)}))
+    assert {name: each.priority for name, each in found.entries.items()} == {"judge-a": 0, "last": 2}
+    assert found.problems.keys() == wrong.keys()
+    assert found.problems["judge-b"] == "backend: must be one of process, sglang, torch, vllm, not 'tgi'"
+    assert found.problems["judge-d"].startswith('it has no engine; write "command": ["python3", ')
+
+
+def test_a_wrong_name_has_its_problem_under_a_name_that_a_service_can_have() -> None:
+    names = ("a/b", "a b", "a_b", "", "-", "x" * 65, "x" * 66)
+    found = read_file(msgspec.json.encode(dict.fromkeys(names, JUDGE)))
+    assert list(found.entries) == ["a_b"]
+    long = "x" * 56
+    assert list(found.problems) == ["a_b-2", "a_b-3", "unnamed", "unnamed-2", "x" * 64, f"{long}-2"]
+    assert all(is_name(name) for name in found.problems)
+    assert found.problems["a_b-2"].startswith("its name, 'a/b', should be 1 to 64 letters")
+
+
+def test_a_problem_is_short_and_has_no_password() -> None:
+    address = "http://user:secret@host:1/"
+    found = read_file(msgspec.json.encode({"a": entry(backend="vllm", command=None, url=address, first_gpu=0),
+                                           "b": entry(**{"x" * 5000: 1})}))  # fmt: skip
+    assert "secret" not in found.problems["a"]
+    assert len(found.problems["b"]) <= 512
 
 
 def test_the_number_of_entries_is_bounded() -> None:

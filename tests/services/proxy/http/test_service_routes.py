@@ -118,6 +118,24 @@ async def test_the_state_of_a_service_is_that_of_its_nearest_engine(http: aiohtt
     }
 
 
+async def test_an_entry_of_a_file_that_no_node_can_use_is_quarantined_with_its_reason(
+    http: aiohttp.ClientSession, valkey: Redis
+) -> None:
+    why = "backend: must be one of process, sglang, torch, vllm, not 'tgi'"
+    await publish(valkey, problems={"typo": why}, wrong=["typo"])
+    status, view = await ask(http, "GET", "/typo")
+    assert (status, view["state"], view["why"]) == (200, "quarantined", f"gpu-1: {why}")
+    assert (view["source"], view["nodes"], view["problems"]) == ("file", [], [{"node": "gpu-1", "why": why}])
+    _, every = await ask(http, "GET", "")
+    assert [one["name"] for one in every["services"]] == ["judge-a", "typo", "wide"]
+    status, problem = await ask(http, "DELETE", "/typo")
+    assert (status, "remove it there" in problem["detail"]) == (409, True)
+    status, problem = await ask(http, "PUT", "/new", {"entry": "typo"})
+    assert (status, problem["detail"]) == (422, f"entry: gpu-1 cannot use 'typo': {why}")
+    await publish(valkey, allow=True, problems={"typo": why}, wrong=["typo"])
+    assert (await ask(http, "PUT", "/typo", JUDGE))[0] == 409
+
+
 async def test_values_of_environments_and_commands_are_not_shown(http: aiohttp.ClientSession, valkey: Redis) -> None:
     await publish(valkey)
     _, view = await ask(http, "GET", "/judge-a")

@@ -153,6 +153,7 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
         tuple(changed.bad),
         tuple(changed.released),
         restoring,
+        changed.problems,
     )
 
 

@@ -147,6 +147,8 @@ def stuck_text(cluster: ClusterState, action: ActionState) -> str:
     """Reason why a stuck action cannot run at present: quotas cannot give what it needs, or no node can."""
     if reason := why_never(cluster.quotas, action.amounts):
         return f"{reason}; it waits until its budget ends"
+    if reason := cluster.nodes.unusable.why(action.work.service):
+        return f"{reason}; it waits for a node that can until its budget ends"
     lacks = lacking(_kind(action.work, _begun(action)), action.needs, action.work.pool)
     return f"{lacks} now; it waits for one until its budget ends"
 
@@ -192,4 +194,5 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
         return f"its deadline came while it waited for the quotas {', '.join(action.work.quotas)}: {lacks}"
     if any(action.could_run_on(node) for node in cluster.nodes.of(cluster.queues.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"
-    return lacking(_kind(work, _begun(action)), action.needs, work.pool)
+    unusable = cluster.nodes.unusable.why(work.service)
+    return unusable or lacking(_kind(work, _begun(action)), action.needs, work.pool)

@@ -130,6 +130,7 @@ class NodeHandler:
             return False
         before = chunks.offer
         self.cluster.nodes.restores.report(report.node, report.restoring, now)
+        self.cluster.nodes.unusable.report(report.node, report.problems)
         chunks.report(report.services, report.device_gb, report.bad, report.released)
         self.cluster.nodes.served(node)
         if chunks.offer != before:

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Final
 
 from shared.policy.dispatch.restores import Restores
+from shared.policy.dispatch.unusable_services import UnusableServices
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
 from shared.policy.resources.rankings import Rankings
@@ -42,6 +43,8 @@ class Nodes:
     """(Resource, node class) -> it is a plain count on all nodes; valid as `possible`."""
     restores: Restores = field(default_factory=Restores)
     """Restores of model services that present nodes report."""
+    unusable: UnusableServices = field(default_factory=UnusableServices)
+    """Model services whose entries are wrong on present nodes."""
 
     def __post_init__(self) -> None:
         self.rankings = Rankings(self.present)
@@ -92,6 +95,7 @@ class Nodes:
             node.inherit_requests(lost)
         if node.name in self.present:
             self._take_out(self.present[node.name])
+            self.unusable.forget(node.name)
         self.present[node.name] = node
         insort(self._by_class.setdefault(node.node_class, []), node, key=_by_name)
         self._kinds.setdefault(node.node_class, Counter())[node.kinds] += 1
@@ -116,6 +120,7 @@ class Nodes:
         if node is None:
             return
         self.restores.forget(name)
+        self.unusable.forget(name)
         self._take_out(node)
         self._changed(node)
         if node.asked:

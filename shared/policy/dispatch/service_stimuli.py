@@ -23,3 +23,5 @@ class ServicesReported:
     """GPUs that are given away, or drained for that: they can be granted after they were acquired."""
     restoring: Mapping[str, float] = field(default_factory=dict)
     """Service -> seconds until an engine of it is expected to be resident, of restores under way."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Service -> reason why the node cannot use its entry."""

@@ -27,7 +27,7 @@ from shared.policy.dispatch.quota_stimuli import AmountRestored, BrakeRestored, 
 from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
-from shared.policy.dispatch.stuck import set_aside_stuck
+from shared.policy.dispatch.stuck import refusal, set_aside_stuck
 from shared.policy.model.formulation import Command
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.quota_feedback import quota_changed, restore_brake
@@ -127,17 +127,17 @@ class StimulusHandlers:
             self.cluster.queues.enqueue(action)
             set_aside_stuck(self.cluster, action)
             self.cancellations.submitted(request)
-            if request.until_granted and self.registry.is_served(action):
-                commands += self._check_grant_deadline(now, action)
+            commands += self._check_new(now, action)
         return commands
 
-    def _check_grant_deadline(self, now: float, action: ActionState) -> list[Command]:
-        """Answer a new action whose quotas can never give its amounts. Note one that certainly cannot be granted in
-        time: its quotas are refilled later, also if all that is held were given back.
-        """
+    def _check_new(self, now: float, action: ActionState) -> list[Command]:
+        """Answer a new action that no node or quota can ever serve. Note one whose quotas are refilled too late."""
         quotas, amounts, deadline_s = self.cluster.quotas, action.amounts, action.request.deadline_s
-        if reason := why_never(quotas, amounts, refunded=True):
+        checked = action.request.until_granted and self.registry.is_served(action)
+        if reason := refusal(self.cluster, action) or (checked and why_never(quotas, amounts, refunded=True)):
             return [self.registry.answer_queued(now, action, "refused", reason)]
+        if not checked:
+            return []
         if now >= deadline_s or closed_until_s(quotas, amounts, now) > deadline_s:
             self.late.append(action)
         return []

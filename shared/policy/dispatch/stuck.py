@@ -18,6 +18,18 @@ def is_stuck(cluster: ClusterState, pool: Pool, lane: Lane, head: ActionState) -
     return not is_possible(cluster, pool, lane, head)
 
 
+def refusal(cluster: ClusterState, action: ActionState) -> str:
+    """Return why a new action that was set aside is answered at once; empty: it waits for a node that can take it.
+
+    None is answered while a node has not reported yet what it has.
+    """
+    lane = action.lane
+    if lane is None or action.request.id not in lane.stuck:
+        return ""
+    ready = all(node.ready for node in cluster.nodes.of(cluster.queues.pool(action.work.pool), lane))
+    return cluster.nodes.unusable.why(action.work.service) if ready else ""
+
+
 def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
     """Set a new action aside if no present node could ever take it. Deep in a queue, this would not be noticed."""
     lane = action.lane

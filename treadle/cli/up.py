@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from shared.runtime.stack_state import AlreadySupervised, ServiceState, StackError
+from treadle.stack.model_service_file import file_warnings
 from treadle.stack.operate import run_stack, start_detached
-from treadle.stack.services import PROXY, unused_file
+from treadle.stack.services import PROXY
 
 Home = Annotated[
     Path | None,
@@ -51,7 +52,7 @@ def up(
         names = {service.name for service in state.services}
         where = f": {state.url(PROXY)}" if PROXY in names else ""
         typer.echo(f"the stack is up{where}. Stop it with: treadle down")
-        if warning := unused_file(os.environ):
+        for warning in file_warnings(os.environ):
             typer.echo(f"treadle up: WARNING: {warning}", err=True)
 
 

@@ -30,8 +30,9 @@ from treadle.mesh import mesh_command
 from treadle.stack.append_only import Scan, repair
 from treadle.stack.home import Home, home_path, open_home
 from treadle.stack.logs import ServiceLogs
+from treadle.stack.model_service_file import file_warnings
 from treadle.stack.plan import plan_stack
-from treadle.stack.services import PROXY, ServiceSpec, chosen_services, unused_file
+from treadle.stack.services import PROXY, ServiceSpec, chosen_services
 from treadle.stack.settings import StackSettings
 from treadle.stack.supervisor import supervise
 from treadle.stack.sweep import remove_containers, sweep
@@ -55,7 +56,7 @@ def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
         plan = plan_stack(home, settings, environ, services)
         width = max(len(spec.name) for spec in (*plan.servers, *plan.services)) + 1
         logs = ServiceLogs(home.log, limit_bytes=plan.log_bytes, view=view, width=width)
-        if warning := unused_file(environ):
+        for warning in file_warnings(environ):
             logs.line("treadle", f"WARNING: {warning}")
         try:
             return asyncio.run(supervise(plan, logs))

@@ -59,10 +59,10 @@ def services_of(
         if view.ready_s is not None:
             left_s = max(LEAST_RESTORE_S, view.ready_s - now)
             restoring[service] = min(left_s, restoring.get(service, left_s))
-        if view.state in _RESIDENT:
-            resident.setdefault(service, []).append((first, size))
-        elif view.state == "quarantined":
+        if view.state == "quarantined" or view.yields:
             unusable.setdefault(service, []).append((first, size))
+        elif view.state in _RESIDENT:
+            resident.setdefault(service, []).append((first, size))
         elif view.state == "evicted" and view.level is not None:
             restore_s = view.measured_s.get(f"restore {view.level}", 0.0)
             asleep.setdefault(service, []).append((first, size, round(restore_s, 3)))

@@ -160,10 +160,9 @@ class Serving:
 
     def address(self, instance: InstanceId) -> EngineAddress:
         """Return how to call an engine that is resident."""
-        entry = self._made_of[instance]
+        entry, url = self._made_of[instance], self._backends[instance].url
         gpus = instance.chunk.size / self.entries[instance.service].concurrency
-        url, keeps = self._backends[instance].url, entry.keeps_connections
-        return EngineAddress(url, entry.api, entry.model, instance.service, keeps, gpus)
+        return EngineAddress(url, entry.api, entry.model, instance.service, entry.keeps_connections, gpus)
 
     # ---- the machine -------------------------------------------------------------------------------------------
 
@@ -182,12 +181,10 @@ class Serving:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        wake_s = self.machine.next_wake_s()
-        if wake_s == float("inf"):
-            self._timer = None
-            return
-        delay_s = max(0.0, wake_s - self.clock.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self.handle, model.TimePassed())
+        self._timer, wake_s = None, self.machine.next_wake_s()
+        if wake_s < float("inf"):
+            delay_s = max(0.0, wake_s - self.clock.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.handle, model.TimePassed())
 
     def _execute(self, command: model.Command) -> None:
         match command:
@@ -214,6 +211,9 @@ class Serving:
             case model.ResidencyChanged(instance, state, reason):
                 _log.info("residency_changed", instance=str(instance), state=state, reason=reason)
                 self.changed(state)
+            case model.YieldChanged(instance, yields):
+                _log.info("load_yields", instance=str(instance), yields=yields)
+                self.changed("loading")
 
     def _execute_beside(self, command: model.CancelStep | model.Abort | model.CheckLiveness) -> None:
         """Execute a command that is no step of its engine."""

@@ -140,7 +140,7 @@ class ServiceHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     resident: list[tuple[int, int]] = []
     """Chunks that hold it."""
     unusable: list[tuple[int, int]] = []
-    """Chunks where its engine is quarantined."""
+    """Chunks where its engine is quarantined, or its late load offers them to other services."""
     restoring_s: float = 0.0
     """Seconds until an engine of it is expected to be resident; 0: no restore is under way. Older nodes end before it.
     """

@@ -1,14 +1,17 @@
 """An inference engine for tests: a real process that speaks OpenAI's chat completions.
 
 It answers `<model> counts <words of the last message>`, after the seconds in `--answer-s`. A completion of `2+2=` is 4.
+With `--serves-once FILE`, each start but the first listens and never answers, not even its health check.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import socket
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -18,7 +21,13 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--start-s", type=float, default=0.1)
     parser.add_argument("--answer-s", type=float, default=0.02)
+    parser.add_argument("--serves-once", type=Path)
     options = parser.parse_args()
+    if options.serves_once is not None:
+        if options.serves_once.exists():
+            with socket.create_server(("127.0.0.1", options.port)):
+                time.sleep(600)
+        options.serves_once.touch()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -51,7 +51,7 @@ class ServedModel:
     resident: frozenset[Chunk] = frozenset()
     """Chunks that hold it: an action starts there without a restore."""
     unusable: frozenset[Chunk] = frozenset()
-    """Chunks where its engine is quarantined."""
+    """Chunks where its engine is quarantined, or its late load offers them to other services."""
     awake_gb_by: Mapping[int, float] = field(default_factory=dict)
     """Degree -> memory of each GPU that an engine of this degree needs."""
     restore_s: Mapping[int, float] = field(default_factory=dict)

@@ -9,6 +9,8 @@ Nothing else runs on the GPUs of a load, and an engine that never becomes health
     and it is late and has lasted for `max_wait_s`. With each such cancellation in a row it gets twice the time, so an
     engine that loads slowly becomes resident in the end. The instance is quarantined for at least `PAUSE` times as long
     as the load has lasted, so that it takes a fifth of the time of its GPUs at most;
+  - one that has lasted so long and yields (`yields`) is cancelled in the same way, and at once: the leader has granted
+    its GPUs to a holder that has waited elsewhere;
   - the engine is stopped afterwards. Without waiting holders nothing counts as a failure: a probe follows after the
     same pause again, and another load begins with the next holder.
 """
@@ -18,13 +20,12 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from shared.policy.serving.engine_steps import MOST_DOUBLINGS, EngineSteps
+from shared.policy.serving.engine_steps import EngineSteps
 from shared.policy.serving.instance import EngineInstance
 from shared.policy.serving.model import CancelStep
 from shared.policy.serving.node_state import NodeState
+from shared.policy.serving.yields import late_s, most_held_s
 
-LATE: Final = 2.0
-"""Loads vary, and the expected time of the first one is a default."""
 PAUSE: Final = 4.0
 
 
@@ -41,7 +42,7 @@ class StepCancellations:
         """Cancel the loads and restores for which the holders of an instance need not wait any longer."""
         for other, due_s in self._due(one):
             if due_s <= now:
-                other.cancelled = "late" if other.waiting else "unheld"
+                other.cancelled = "late" if other.waiting or other.yields else "unheld"
                 why = f"its {other.step} is cancelled: a holder waits for {one.id}"
                 self._state.set_state(other, other.state, why, now)
                 self._state.commands.append(CancelStep(other.id))
@@ -67,10 +68,9 @@ class StepCancellations:
 
     def _allowed_s(self, other: EngineInstance) -> float:
         """Time for which a load or restore may last while others wait. O(1)."""
-        late_s = LATE * self._state.times.restore_s(other.id, "cold" if other.place == "awake" else other.place)
         if other.waiting:
-            return float(max(late_s, self._state.config.max_wait_s) * 2 ** min(other.late, MOST_DOUBLINGS))
-        return 0.0 if other.step == "load" else late_s
+            return most_held_s(other, self._state)
+        return 0.0 if other.step == "load" else late_s(other, self._state)
 
     def ended(self, one: EngineInstance, now: float) -> None:
         """Handle the end of a load or restore that was cancelled and has not succeeded."""

@@ -41,6 +41,10 @@ class ServingConfig:
     """Time for which an engine with holders may answer none of them. Then its liveness is checked."""
     retry_s: float = 1.0
     """`retry_in_s` at least, and if no better time is known."""
+    yield_s: float = 0.75
+    """Time for which a late load offers its GPUs; 0: never. The leader reads that its holders were refused, and its
+    grant to another service arrives: some milliseconds. It is less than `retry_s`, so that its own holders come back.
+    """
     bad_device_retry_s: float = 60.0
     """`retry_in_s` for a chunk with a bad GPU."""
     ewma_weight: float = 0.3

@@ -55,6 +55,8 @@ class HolderQueue:
         one = state.instances.get(name)
         if one is not None and one.quarantine and (one.stuck or not one.leaving):
             return f"{name} is quarantined: {one.quarantine}", max(state.config.retry_s, one.probe_s - now)
+        if one is not None and one.yields:
+            return f"{name} is {one.state}: {one.why}", state.config.retry_s
         return None
 
     def _wrong_chunk(self, name: InstanceId, spec: ModelServiceSpec) -> str:

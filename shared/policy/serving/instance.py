@@ -74,6 +74,10 @@ class EngineInstance:
     """Its load or restore is being cancelled: nobody waited for it, or it was late (`cancellations`)."""
     late: int = 0
     """Loads and restores that were cancelled because they were late, since the last one that ended by itself."""
+    yields_until_s: float | None = None
+    """End of the yield of its load or restore (`yields`); None: it does not yield."""
+    yielded_s: float = -inf
+    """End of the last yield of the step under way."""
     died: str = ""
     """Reason of a death while a step was under way."""
     faults: int = 0
@@ -123,6 +127,11 @@ class EngineInstance:
         if self.place != "awake" or not self.checked or self.suspect or self.step is not None:
             return False
         return not self.leaving and not self.stop_why
+
+    @property
+    def yields(self) -> bool:
+        """Whether its load or restore yields: nobody may wait for it now."""
+        return self.yields_until_s is not None and self.step in ("load", "restore")
 
     @property
     def oldest(self) -> WaitingHolder | None:

@@ -301,6 +301,14 @@ class ResidencyChanged:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class YieldChanged:
+    """A late load or restore yields, or no longer: for the leader. Nobody may wait for it while it yields."""
+
+    instance: InstanceId
+    yields: bool
+
+
 Command = (
     LoadEngine
     | Evict
@@ -313,4 +321,5 @@ Command = (
     | Admit
     | RefuseHolder
     | ResidencyChanged
+    | YieldChanged
 )

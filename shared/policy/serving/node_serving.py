@@ -25,7 +25,7 @@ Laws. Each one is held by the model checker (all interleavings of small cases) a
   10. An engine that answers none of its holders for `hung_after_s` is read, and treated as dead if it hangs
      (`liveness`).
   11. A load or restore is cancelled while others wait for its GPUs, if nobody waits for it or it is late
-     (`cancellations`).
+     (`cancellations`). One that is late offers its GPUs to the services that wait at the leader (`yields`).
 A stimulus costs what `Turns.settle` costs: it depends on the instances of the GPUs concerned that are not at rest
 (`resting`), and not on all instances. `ServiceSet`, `ServiceRemoved` and a GPU that is good again cost O(instances). A
 plan that gives up sleepers also costs O(those on its GPUs), and for their host memory O(sleepers of the node).
@@ -49,6 +49,7 @@ from shared.policy.serving.node_state import NodeState
 from shared.policy.serving.node_view import InstanceView, view_of
 from shared.policy.serving.step_times import StepTimes
 from shared.policy.serving.turns import Turns
+from shared.policy.serving.yields import StepYields
 
 
 class NodeServing:
@@ -63,7 +64,13 @@ class NodeServing:
         self._activations = Activations(self._state, self._queue, self._engines, self._cancellations)
         self._liveness = LivenessChecks(self._state, self._engines)
         self._turns = Turns(
-            self._state, self._queue, self._engines, self._activations, self._cancellations, self._liveness
+            self._state,
+            self._queue,
+            self._engines,
+            self._activations,
+            self._cancellations,
+            self._liveness,
+            StepYields(self._state, self._queue),
         )
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             model.ServiceSet: self._service_set,

@@ -154,6 +154,7 @@ class NodeState:
         assert one.step is None, f"{one.id} has a step under way: {one.step}"
         one.step, one.target = step, level
         one.forget_unanswered()
+        one.yields_until_s, one.yielded_s = None, -inf
         if step != "canary":
             one.checked = False
         match step:

@@ -35,6 +35,8 @@ class InstanceView:
     """Measured times, as `restore asleep1` -> seconds."""
     ready_s: float | None = None
     """Time at which a load or restore under way is expected to end."""
+    yields: bool = False
+    """Its load or restore is late, and its GPUs are offered to other services."""
 
 
 def _ready_s(state: NodeState, one: EngineInstance) -> float | None:
@@ -60,6 +62,7 @@ def view_of(state: NodeState) -> list[InstanceView]:
             one.probe_s if one.quarantine else None,
             state.times.measured(one.id),
             _ready_s(state, one),
+            one.yields,
         )
         for _, one in sorted(state.instances.items())
     ]

@@ -18,6 +18,7 @@ from shared.policy.serving.instance import EngineInstance
 from shared.policy.serving.liveness import LivenessChecks, check_due_s
 from shared.policy.serving.model import Abort, InstanceId
 from shared.policy.serving.node_state import NodeState
+from shared.policy.serving.yields import StepYields
 
 
 class Turns:
@@ -31,8 +32,10 @@ class Turns:
         activations: Activations,
         cancellations: StepCancellations,
         liveness: LivenessChecks,
+        yields: StepYields,
     ) -> None:
         self._state = state
+        self._yields = yields
         self._liveness = liveness
         self._queue = queue
         self._engines = engines
@@ -67,6 +70,7 @@ class Turns:
         """Handle the time of an instance. O(its holders)."""
         state = self._state
         self._liveness.begin(one, now)
+        self._yields.due(one, now)
         if one.state == "unknown" and one.step is None and now >= one.found_by_s:
             state.must_stop(one, "its residency was not found in time", now)
         elif self._probes(one) and now >= one.probe_s:
@@ -174,6 +178,7 @@ class Turns:
         """Time at which an instance needs a turn without a stimulus; infinity: never."""
         state = self._state
         at_s = min(self._drained_by_s(one), check_due_s(one, state.config), self._cancellations.next_s(one, now))
+        at_s = min(at_s, self._yields.next_s(one))
         if one.state == "unknown" and one.step is None:
             at_s = min(at_s, one.found_by_s)
         if self._probes(one):

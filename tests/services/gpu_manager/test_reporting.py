@@ -35,6 +35,13 @@ def test_released_gpus_are_reported_and_a_service_that_is_being_restored_counts_
     assert report.services[0].resident == [(0, 1), (2, 1)]
 
 
+def test_a_chunk_whose_load_yields_is_unusable_for_its_service() -> None:
+    views = [replace(view(0, "loading"), yields=True), view(1, "loading")]
+    (one, other) = services_of(NODE, ENTRIES, views, [24.0] * 4).services
+    assert (one.resident, one.unusable) == ([(1, 1)], [(0, 1)])
+    assert other.unusable == []
+
+
 def test_the_address_of_an_engine_is_published_while_it_answers_calls() -> None:
     states: list[State] = ["loading", "restoring", "resident", "running", "draining", "evicting", "evicted", "unknown"]
     views = [view(number, state) for number, state in enumerate(states)]

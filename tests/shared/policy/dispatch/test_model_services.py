@@ -537,3 +537,43 @@ def test_a_node_that_lists_a_later_attempt_than_the_one_that_it_had_to_end_has_e
             cluster.handle(NodeLost(granted.node, "burnt"))
     action = cluster.dispatcher.registry.actions["r"]
     assert (action.node, action.attempt, action.allocated, dict(other.orphans)) == (other.name, 2, True, {})
+
+
+def test_gpus_of_a_late_load_go_to_another_service_while_its_own_actions_wait_before_it() -> None:
+    """The node postpones the holder, and reports the chunk as unusable for its service meanwhile."""
+    cluster = Cluster(gpus=1, services={"good": served(), "broken": served()})
+    cluster.join()
+    cluster.submit("b1", use("broken"))
+    for name, service in (("b2", "broken"), ("g", "good")):
+        cluster.now += 1.0
+        assert cluster.submit(name, use(service)) == []
+
+    def postponed() -> list[Grant]:
+        one = cluster.running.pop("b1")
+        result = AttemptResult("postponed", reason="its load is late", retry_in_s=1.0)
+        return cluster.handle(AttemptsEnded((Ended("b1", one.node, one.attempt, one.stage, result, 0.0, 1.0, {}),)))
+
+    cluster.now = 40.0
+    late = replace(served(), unusable=frozenset([Chunk(0, 1)]))
+    cluster.handle(cluster.report("a", {"good": served(), "broken": late}))
+    assert [one.action for one in postponed()] == ["g"]
+    cluster.handle(cluster.report("a"))
+    assert {one.action for one in cluster.end("g")} == {"b2"}
+
+
+def test_actions_of_a_late_load_come_back_to_it_if_nobody_else_waits() -> None:
+    cluster = Cluster(gpus=2, services={"slow": served()})
+    cluster.join()
+    (first,) = cluster.submit("s", use("slow"))
+    cluster.running.clear()
+    late = replace(served(), unusable=frozenset([Chunk(first.numbers[0], 1)]))
+    cluster.now = 40.0
+    cluster.handle(cluster.report("a", {"slow": late}))
+    result = AttemptResult("postponed", reason="its load is late", retry_in_s=1.0)
+    ended = Ended("s", "a", first.attempt, first.stage, result, 0.0, 1.0, {})
+    assert cluster.handle(AttemptsEnded((ended,))) == []
+    cluster.now = 40.75
+    loading = served(at=[Chunk(first.numbers[0], 1)])
+    assert cluster.handle(cluster.report("a", {"slow": loading})) == []
+    (again,) = cluster.tick(41.1)
+    assert again.numbers == first.numbers, "the load has gone on there"

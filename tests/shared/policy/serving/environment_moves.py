@@ -34,6 +34,7 @@ from tests.shared.policy.serving.state_keys import node_key, state_key
 STEP_S = 1.0
 CONFIG = ServingConfig(
     max_wait_s=4.0,
+    yield_s=0.0,
     max_drain_s=4.0,
     abort_limit_s=4.0,
     hung_after_s=inf,
@@ -263,6 +264,7 @@ def _restart(world: CheckedState, case: Case, done: set[InstanceId]) -> None:
     node.running.clear()
     node.checking.clear()
     node.cancelled.clear()
+    node.yielding.clear()
     node.states.clear()
     world.budget = replace(world.budget, restarts=world.budget.restarts - 1)
     world.serving = NodeServing(case.memory, case.config)

@@ -29,6 +29,7 @@ from shared.policy.serving.model import (
     Step,
     Stepped,
     Stop,
+    YieldChanged,
 )
 
 EXCLUSIVE = ("load", "restore", "canary")
@@ -86,6 +87,8 @@ class FakeNode:
     """Instances whose liveness is read."""
     cancelled: set[InstanceId] = field(default_factory=set)
     """Instances whose load or restore is being cancelled."""
+    yielding: set[InstanceId] = field(default_factory=set)
+    """Instances whose load or restore yields."""
     out_of_memory: bool = False
     """The stimulus was a step that ran out of memory."""
     seen: set[type[Command]] = field(default_factory=set)
@@ -138,13 +141,17 @@ class FakeNode:
                     assert (self.waiting.pop(holder, None) is None) != (self.running.pop(holder, None) is None)
                     assert reason
                     assert retry_s is None or retry_s > 0
-                case Abort() | CheckLiveness() | ResidencyChanged():
+                case Abort() | CheckLiveness() | ResidencyChanged() | YieldChanged():
                     self._note(command)
         self.out_of_memory = False
         self._check(now)
 
-    def _note(self, command: Abort | CheckLiveness | ResidencyChanged) -> None:
+    def _note(self, command: Abort | CheckLiveness | ResidencyChanged | YieldChanged) -> None:
         match command:
+            case YieldChanged(one, yields):
+                assert self.steps[one][0] in ("load", "restore"), f"{one} has no step that could yield"
+                assert yields != (one in self.yielding), "no change"
+                self.yielding ^= {one}
             case Abort(one):
                 self.aborted.add(one)
             case CheckLiveness(one):
@@ -224,6 +231,7 @@ class FakeNode:
             assert now < deadline_s, f"{holder} waits after its deadline"
         self.aborted &= set(self.running.values())
         wanted = {one for one, _, _ in self.waiting.values()}
+        assert not wanted & self.yielding, "a holder waits for a step that yields"
         for one, (step, _) in self.steps.items():
             if step == "load" and one not in wanted and one not in self.cancelled:
                 for other in wanted:
@@ -238,6 +246,7 @@ class FakeNode:
         self.out_of_memory = outcome == "oom"
         step, level = self.steps.pop(one)
         self.cancelled.discard(one)
+        self.yielding.discard(one)
         engine = self.engines.get(one)
         if outcome == "ok" and engine is not None:
             match step:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from shared.policy.serving.cancellations import LATE
 from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.instance import EngineInstance
 from shared.policy.serving.node_serving import NodeServing
+from shared.policy.serving.yields import LATE
 from tests.shared.policy.serving.fake_node import FakeNode
 
 
@@ -32,6 +32,7 @@ def node_key(node: FakeNode) -> Hashable:
         tuple(sorted(node.states.items())),
         tuple(sorted(node.checking)),
         tuple(sorted(node.cancelled)),
+        tuple(sorted(node.yielding)),
     )
 
 
@@ -79,6 +80,7 @@ def _instance_key(
         (left(one.unanswered_s, config.hung_after_s), bool(one.unanswered), one.suspect),
         (one.checking_s is None, one.answered_meanwhile),
         (_lasted(one, now, config), one.cancelled, one.late),
+        (left(one.yields_until_s), left(one.yielded_s, config.max_wait_s)),
         (left(one.found_by_s), one.faults, min(one.deaths, config.most_deaths), one.probing, one.stuck, one.left),
     )
 

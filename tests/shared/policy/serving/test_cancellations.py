@@ -6,9 +6,10 @@ from math import inf
 
 import pytest
 
-from shared.policy.serving.cancellations import LATE, PAUSE
+from shared.policy.serving.cancellations import PAUSE
 from shared.policy.serving.config import ServingConfig
 from shared.policy.serving.model import Admit, CancelStep, LoadEngine, Restore, RunCanary, Stop
+from shared.policy.serving.yields import LATE
 from tests.shared.policy.serving.node_driver import Driver, on, refusal, service
 
 CONFIG = ServingConfig(max_wait_s=20.0, first_probe_s=10.0, most_probe_s=600.0, hung_after_s=inf)

@@ -8,6 +8,7 @@ import pytest
 
 from shared.policy.model.chunks import Chunk
 from shared.policy.serving.activations import Activations
+from shared.policy.serving.instance import EngineInstance
 from shared.policy.serving.model import (
     Admit,
     CancelStep,
@@ -21,6 +22,7 @@ from shared.policy.serving.model import (
     Restore,
     RunCanary,
     Stop,
+    YieldChanged,
 )
 from tests.shared.policy.serving.environment_moves import CONFIG, Budget, Case
 from tests.shared.policy.serving.model_checker import explore
@@ -44,6 +46,7 @@ def small(name: str, **more: object) -> ModelServiceSpec:
 LESS = {2: EngineMemory(5.0, {}, {})}
 MORE = {2: EngineMemory(12.0, {"asleep1": 2.0}, {"asleep1": 16.0})}
 
+YIELDING = replace(CONFIG, yield_s=4.0)
 CASES = {
     "two services on one GPU": Case(ONE, (big("a"), big("b")), (A0, B0, A0), Budget(failures=2, cancels=1)),
     "a restart": Case(ONE, (big("a"), big("b")), (A0, B0), Budget(failures=1, restarts=1, cancels=1)),
@@ -73,6 +76,8 @@ CASES = {
         replace(CONFIG, hung_after_s=4.0),
     ),
     "loads that are late": Case(ONE, (big("a"), big("b")), (A01, B0, B1), Budget(cancels=1)),
+    "loads that yield": Case(ONE, (big("a"), big("b")), (A0, B0, A0), Budget(failures=1, cancels=1), YIELDING),
+    "loads that yield beside an overlap": Case(ONE, (big("a"), big("b")), (A01, B0, B1), Budget(cancels=1), YIELDING),
     "a bad GPU": Case(ONE, (big("a"), big("b")), (A01, B1), Budget(failures=1, deaths=1, bad_gpus=1)),
 }
 
@@ -85,6 +90,7 @@ def test_every_interleaving_keeps_the_laws(case: Case) -> None:
     assert (len(set(case.wanted)) < len(case.wanted)) <= (Restore in found.seen)
     assert bool(case.budget.failures or case.budget.deaths or case.budget.restarts) <= (Stop in found.seen)
     assert bool(case.budget.cancels and not case.budget.removals) <= (CancelStep in found.seen)
+    assert bool(case.config.yield_s) == (YieldChanged in found.seen)
     assert bool(case.budget.silences) == (CheckLiveness in found.seen)
     assert not found.dead_ends, "\n  ".join(found.dead_ends[0])
 
@@ -94,6 +100,12 @@ def test_a_broken_law_is_found_with_the_moves_that_lead_to_it(monkeypatch: pytes
     monkeypatch.setattr(Activations, "_may_use", lambda _self, _one, _now: True)
     with pytest.raises(AssertionError, match=r"after:\n  start\n  h\d wants"):
         explore(CASES["two services on one GPU"], 60_000)
+
+
+def test_a_holder_that_waits_for_a_load_that_yields_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineInstance, "yields", property(lambda _self: False))
+    with pytest.raises(AssertionError, match="a holder waits for a step that yields"):
+        explore(CASES["loads that yield"], 60_000)
 
 
 def test_a_dead_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,13 +65,16 @@ def test_an_evicted_model_answers_409_and_restores_nothing(scorer: RunningServer
 
 def test_requests_and_evictions_together_give_a_right_answer_or_409(embedder: RunningServer) -> None:
     right = [np.array(embedder.result("/v1/embed", {"inputs": [text]})["embeddings"][0]) for text in TEXTS]
-    ended = threading.Event()
+    ended, idle = threading.Event(), threading.Barrier(4, timeout=60)
     evictions: Counter[int] = Counter()
 
     def ask(number: int) -> Counter[str]:
         seen: Counter[str] = Counter()
         with httpx.Client(base_url=embedder.url, timeout=60) as client:
             for turn in range(40):
+                if turn % 5 == 4:
+                    idle.wait()  # a running request keeps an eviction out, and some always run on a slow machine
+                    time.sleep(0.05)
                 chosen = (number + turn) % len(TEXTS)
                 answer = client.post("/v1/embed", json={"inputs": [TEXTS[chosen]]})
                 if answer.status_code == 200:

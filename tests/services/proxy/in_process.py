@@ -38,7 +38,7 @@ async def serving(app: FastAPI, *, grace_s: int | None = None, port: int = 0) ->
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):  # compiled loops are read at first use
             while not server.started:  # noqa: ASYNC110  # uvicorn sets a flag
                 await asyncio.sleep(0.01)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.shared.bus.soon import soon
 from treadle.client.answers import Answer
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.testing.servers import temporary_home
@@ -63,5 +64,13 @@ async def test_its_load_ends_when_its_caller_has_gone_and_another_service_is_cal
         assert (answer.ended, answer.score) == ("ok", 3), answer
         assert time.monotonic() - began_s < LEFT_S
         assert not is_loading()
-        (engine,) = (await client.model_services.view("never")).engines
-        assert (engine.state, engine.why) == ("cold", "its load is cancelled: a holder waits for healthy on GPU 0")
+
+        async def shown() -> tuple[str, str]:
+            (engine,) = (await client.model_services.view("never")).engines
+            return engine.state, engine.why
+
+        async def is_cold() -> bool:
+            return (await shown())[0] == "cold"
+
+        await soon(is_cold)
+        assert await shown() == ("cold", "its load is cancelled: a holder waits for healthy on GPU 0")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,10 +22,10 @@ from treadle.testing.stack import RunningStack, running_stack
 
 ENGINE = Path(__file__).with_name("model_engine.py")
 WAIT_S = 150
-BROKEN_S = 60.0
-"""Budget of the calls of the broken service. The limit of its start is ten minutes."""
-SOON_S = 30.0
-"""Much less: the others are answered soon after the load is late, which is after `MAX_WAIT_S` here."""
+BROKEN_S = 90.0
+"""Budget of the calls of the broken service. The limit of its start is ten minutes. Its load is late after `MAX_WAIT_S`
+or twice its measured time, which is some seconds on a slow machine.
+"""
 MAX_WAIT_S = 3.0
 
 
@@ -74,13 +73,12 @@ async def test_a_load_that_never_ends_does_not_keep_the_gpu_from_others_while_it
     async with AsyncTreadle(stack.urls["proxy"]) as client, asyncio.timeout(WAIT_S):
         for service in ("broken", "good"):  # so a load of `broken` has a measured time
             assert (await judge(client, service)).score == 3
-        before, began_s = await answered(stack), time.monotonic()
+        before = await answered(stack)
         broken = [asyncio.create_task(judge(client, "broken", BROKEN_S)) for _ in range(3)]
         await soon(lambda: is_loading(client))
         good = await asyncio.gather(*(judge(client, "good") for _ in range(3)))
         assert [(one.ended, one.score) for one in good] == [("ok", 3)] * 3
-        assert time.monotonic() - began_s < SOON_S
-        assert not any(one.done() for one in broken), "they wait on"
+        assert not any(one.done() for one in broken), "the good ones did not wait for their deadline"
         (engine,) = (await client.model_services.view("broken")).engines
         assert engine.state == "quarantined"
         for answer in await asyncio.gather(*broken):

@@ -155,12 +155,20 @@ class QuotaTurns:
         for name in shares.among(action.needed_quotas):
             self._moved = shares.leave(name, action.request.tenant, action.request.id) or self._moved
 
-    def granted(self, amounts: Iterable[str]) -> None:
-        """Note a grant to the action that was looked at last. Turns have moved if it takes quotas."""
+    def granted(self, action: ActionState, lane: Lane) -> None:
+        """Note a grant to the action that was looked at last, after it has left its lane. Its tenant waits on with its
+        next action there.
+        """
+        shares = self.cluster.quotas.shares
         for quota, tenant in self._lenders:
-            self.cluster.quotas.shares.lend(quota, tenant)
+            shares.lend(quota, tenant)
         self._lenders.clear()
-        self._moved = self._moved or bool(amounts)
+        self._moved = True
+        tenant = action.request.tenant
+        if (name := lane.queue.first_of(tenant)) is not None:
+            for quota in shares.among(self.cluster.queues.queued[name].needed_quotas):
+                if not shares.waiting(quota, tenant):
+                    shares.wait(quota, tenant, name)
 
     def next_pass(self) -> list[tuple[Pool, Lane]]:
         """Return the lanes to serve again: those that were held back, if a turn has ended since."""

@@ -292,7 +292,7 @@ class SchedulingRound:
         if action.work.quotas:
             hold = cluster.quotas.holds[action.hold_key]
             grant = grant._replace(hold=hold, rates=cluster.quotas.rates_of(hold.amounts))
-            self.turns.granted(hold.amounts)
+            self.turns.granted(action, lane)
         self.commands.append(grant)
 
     def _resume(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool) -> None:

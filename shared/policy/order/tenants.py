@@ -169,6 +169,11 @@ class FairQueue:
             queue = self._queues[self._turn]
         return queue.head()
 
+    def first_of(self, tenant: str) -> str | None:
+        """First action of a tenant, whoever is in turn; None: it has none."""
+        queue = self._queues.get(tenant)
+        return None if queue is None else queue.head()
+
     def head_key(self) -> EbfKey:
         """Key of the head.
 

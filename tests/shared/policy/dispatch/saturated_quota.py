@@ -46,8 +46,12 @@ class SaturatedQuota:
     """Time, tenant, amount of `api`."""
     _running: list[tuple[float, int, str, Grant]] = field(default_factory=list)
     _submitted: int = 0
+    _lasting: dict[str, Work] = field(init=False)
+    """Tenant -> its work. Equal works are one object, as those of a task are."""
 
     def __post_init__(self) -> None:
+        lasting = [replace(one, duration_s=1.0) for one in self.works.values()]
+        self._lasting = {tenant: lasting[lasting.index(one)] for tenant, one in zip(self.works, lasting, strict=True)}
         self.dispatcher.handle(0.0, WeightsReceived(self.weights))
         for name, limits in self.quotas.items():
             self.dispatcher.handle(0.0, QuotaSet(name, limits))
@@ -64,9 +68,13 @@ class SaturatedQuota:
         new = []
         for tenant in tenants:
             self._submitted += 1
-            work = replace(self.works[tenant], duration_s=1.0)
             one = request(
-                f"{tenant}/{self._submitted}", work, at_s=self.now, seq=self._submitted, tenant=tenant, deadline_s=1e9
+                f"{tenant}/{self._submitted}",
+                self._lasting[tenant],
+                at_s=self.now,
+                seq=self._submitted,
+                tenant=tenant,
+                deadline_s=1e9,
             )
             new.append(one)
         self._note(self.dispatcher.handle(self.now, submitted(*new)))

@@ -11,6 +11,8 @@ no two tenants ever wait for each other. An action that has its quotas and its t
 others take what is free, and so they do while it lacks something else for long. Inside a tenant the order is that of
 the lanes (test_quota_turns.py).
 
+A tenant waits from the time at which a round has looked at one of its actions, and after a grant with its next one.
+
 An action that waits for its turn reserves nothing, and its lane stays awake. Lanes that were held back are served again
 in the same round after a grant, or after a tenant that they waited for has left.
 """
@@ -75,7 +77,7 @@ class QuotaTurns:
         return True
 
     def lack(self, action: ActionState) -> bool:
-        """Return whether the amounts of an action are not free, whoever's turn it is."""
+        """Return whether the amounts of an action are not free for any tenant."""
         return not self.cluster.quotas.fits(action.needed_quotas, self.now)
 
     def _is_preceded(self, quota: str, action: ActionState) -> bool:

@@ -170,7 +170,7 @@ class FairQueue:
         return queue.head()
 
     def first_of(self, tenant: str) -> str | None:
-        """First action of a tenant, whoever is in turn; None: it has none."""
+        """First action of a tenant, also if another one is in turn; None: it has none."""
         queue = self._queues.get(tenant)
         return None if queue is None else queue.head()
 

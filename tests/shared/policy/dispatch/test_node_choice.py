@@ -178,7 +178,8 @@ def test_decisions_are_those_of_a_dispatcher_that_scans_all_nodes_and_lanes(
     """
     made, slept, lacked = None, False, False
     tenants = ("ada",) if taking else ("ada", "bob", "cyd")
-    for made in history(100 + seed, nodes, 700, acting=acting, taking=taking, parking=parking, tenants=tenants):
+    steps = 1600 if parking else 700
+    for made in history(100 + seed, nodes, steps, acting=acting, taking=taking, parking=parking, tenants=tenants):
         made.dispatcher.cluster.queues.lanes.check(made.dispatcher.cluster.queues.pools.values())
         asleep = made.dispatcher.cluster.queues.lanes.asleep
         slept = slept or bool(asleep)
@@ -195,7 +196,7 @@ def test_decisions_are_those_of_a_dispatcher_that_scans_all_nodes_and_lanes(
     assert lacked == bool(taking), "the history has lanes that sleep because they lack quotas"
     given = Counter(type(one) for _, _, commands in made.steps for one in commands)
     assert given[Grant] > 100
-    assert (given[Resume] > 10) == bool(parking), "the history has actions that continue after they were parked"
+    assert (given[Resume] > 20) == bool(parking), "the history has actions that continue after they were parked"
 
 
 def test_a_dispatcher_that_is_restored_from_a_log_decides_the_same() -> None:

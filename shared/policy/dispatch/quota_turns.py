@@ -1,10 +1,10 @@
 """Turns between tenants that wait for quotas, in one scheduling round.
 
-Law: an action takes from a quota only if no tenant with a lower virtual time in that quota
-(`quota_shares`) could use it now. A tenant could use it if an action of it, in any lane, waits for this quota or for
-its turn, and
+Law: an action takes from a quota only what is not reserved (`turn_reservations`) for tenants with a lower virtual time
+in that quota (`quota_shares`) that could use it. A tenant could use it if an action of it, in any lane, waits for this
+quota or for its turn, and
   - what else that action needs is free, or is predicted to be free before the asking action ends, as in backfill;
-  - in each other quota that it needs, no such tenant is ahead of its own;
+  - in each other quota that it needs, enough is left by such tenants that are ahead of its own;
   - its lane does not sleep for its node.
 So a tenant waits only for one that has all its other turns. Virtual times descend along a chain of such tenants, and
 no two tenants ever wait for each other. An action that has its quotas and its turn, and no node, does not wait: then
@@ -13,8 +13,8 @@ the lanes (test_quota_turns.py).
 
 A tenant waits from the time at which a round has looked at one of its actions, and after a grant with its next one.
 
-An action that waits for its turn reserves nothing, and its lane stays awake. Lanes that were held back are served again
-in the same round after a grant, or after a tenant that they waited for has left.
+An action that waits for its turn reserves no units, and its lane stays awake. Lanes that were held back are served
+again in the same round after a grant, or after a tenant that they waited for has left.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Final
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.turn_reservations import TurnReservations, without
 from shared.policy.model.quotas import Amounts
 from shared.policy.resources.pools import Lane, Pool
 
@@ -81,19 +82,25 @@ class QuotaTurns:
         return not self.cluster.quotas.fits(action.needed_quotas, self.now)
 
     def _is_preceded(self, quota: str, action: ActionState) -> bool:
-        """Return whether a tenant that is ahead could use the quota. Those that have left are removed."""
+        """Return whether too little of a quota is left for a tenant that is ahead and could use it, if an action takes
+        what it needs. Those that have left are removed.
+        """
         shares = self.cluster.quotas.shares
         until_s = self.now + self.cluster.durations.expect_at_most(action)
+        reserved = self._reservations(quota, action, until_s)
         for tenant, action_id in shares.ahead(quota, action.request.tenant):
             other = self._waiting(quota, action_id)
             if other is None:
                 shares.leave(quota, tenant, action_id)
-            elif self._can_use(quota, other, until_s):
+                continue
+            if self._can_use(quota, other, until_s) and reserved.add(other.needed_quotas):
                 self._ahead[action_id] = other
                 return True
-            else:
-                self._lenders.append((quota, tenant))
+            self._lenders.append((quota, tenant))
         return False
+
+    def _reservations(self, quota: str, action: ActionState, until_s: float) -> TurnReservations:
+        return TurnReservations(self.cluster.quotas, self.now, quota, action.needed_quotas[quota], until_s)
 
     def _wait(self, action: ActionState) -> None:
         """Let an action stand for its tenant in each of its quotas. One that could use the quota stays there instead of
@@ -124,17 +131,21 @@ class QuotaTurns:
         """Return whether a waiting action lacks nothing but this quota by then, and no turn in another one."""
         if len(action.needed_quotas) == 1:
             return True
-        others = _without(quota, action.needed_quotas)
+        others = without(quota, action.needed_quotas)
         if not self._is_free(others, until_s):
             return False
-        tenant = action.request.tenant
-        return all(self._is_first(other, tenant, until_s) for other in self.cluster.quotas.shares.among(others))
+        return all(self._is_first(other, action, until_s) for other in self.cluster.quotas.shares.among(others))
 
-    def _is_first(self, quota: str, tenant: str, until_s: float) -> bool:
-        """Return whether no tenant that is ahead in a quota has what else it needs by then."""
-        for _, action_id in self.cluster.quotas.shares.ahead(quota, tenant):
+    def _is_first(self, quota: str, action: ActionState, until_s: float) -> bool:
+        """Return whether enough of a quota is left, if an action takes what it needs, for each tenant that is ahead and
+        has what else it needs by then.
+        """
+        reserved = self._reservations(quota, action, until_s)
+        for _, action_id in self.cluster.quotas.shares.ahead(quota, action.request.tenant):
             other = self._waiting(quota, action_id)
-            if other is not None and self._is_free(_without(quota, other.needed_quotas), until_s):
+            if other is None or not self._is_free(without(quota, other.needed_quotas), until_s):
+                continue
+            if reserved.add(other.needed_quotas):
                 return False
         return True
 
@@ -205,7 +216,3 @@ class QuotaTurns:
         times = [quotas.refilled_at(amounts, self.now) for amounts in (*needs, *self.lacking.values())]
         asleep_s = self.cluster.queues.lanes.waits.next_refill_s(quotas, self.now)
         return min([asleep_s, *(at_s for at_s in times if at_s > self.now)])
-
-
-def _without(quota: str, amounts: Amounts) -> Amounts:
-    return {name: amount for name, amount in amounts.items() if name != quota}

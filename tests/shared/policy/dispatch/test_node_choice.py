@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from copy import deepcopy
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -16,12 +17,13 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.placement import place_environment, reservation
 from shared.policy.dispatch.prefetch import RECALL_S
+from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.stimuli import InventoryReported, NodeJoined
 from shared.policy.model.formulation import Grant, Resume
 from shared.policy.resources.ledger import Node, place
 from shared.policy.resources.pools import Lane, Pool
 from shared.store.dispatch_log import DispatchLogHeader, state_of
-from tests.shared.policy.dispatch.random_history import History, history
+from tests.shared.policy.dispatch.random_history import QUOTAS, History, history
 from tests.shared.policy.strategies import SPECS, request, submitted, work
 
 SEEDS = range(6)
@@ -173,8 +175,7 @@ def test_decisions_are_those_of_a_dispatcher_that_scans_all_nodes_and_lanes(
 ) -> None:
     """The same stimuli again, with plain scans, with every lane awake in every round, and with no known waits.
 
-    Quotas have one tenant here. Turns between tenants depend on which of their actions rounds have looked at: see
-    test_quota_turns.py.
+    Quotas have one tenant here; of several, see the next test.
     """
     made, slept, lacked = None, False, False
     tenants = ("ada",) if taking else ("ada", "bob", "cyd")
@@ -197,6 +198,44 @@ def test_decisions_are_those_of_a_dispatcher_that_scans_all_nodes_and_lanes(
     given = Counter(type(one) for _, _, commands in made.steps for one in commands)
     assert given[Grant] > 100
     assert (given[Resume] > 20) == bool(parking), "the history has actions that continue after they were parked"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounds_with_sleeping_lanes_decide_like_others_for_several_tenants(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second step again on a copy of the state before it. Turns in quotas depend on which actions rounds have
+    looked at, so one round in twenty may grant another action, or one more or less.
+    """
+    granting = other = 0
+    lacked = False
+    made = History(Random(seed), acting=0.5, taking=0.9)
+    for quota, limits in QUOTAS.items():
+        made.give(QuotaSet(quota, limits[0]))
+    for at in range(6):
+        made.join(at)
+    for _ in range(200):
+        made.step()
+        again, first = deepcopy(made.dispatcher), len(made.steps)
+        made.step()
+        lacked = lacked or any(one.lacking for one in made.dispatcher.cluster.queues.lanes.asleep.values())
+        with monkeypatch.context() as scanning:
+            for name, scan in SCANS.items():
+                scanning.setattr(blocked if name == "reserve_node" else scheduling_round, name, scan)
+            for now, stimulus, commands in made.steps[first:]:
+                again.cluster.queues.lanes.wake_all()
+                again.cluster.elastic_waits.clear()
+                decided = again.handle(now, stimulus)
+                granting += any(isinstance(one, Grant) for one in commands)
+                if decided != commands:
+                    other += 1
+                    assert abs(len(decided) - len(commands)) <= 1, (stimulus, commands, decided)
+                    break  # the copy has another state now
+    grants = [one for _, _, commands in made.steps for one in commands if isinstance(one, Grant)]
+    assert len({one.hold.tenant for one in grants if one.hold is not None}) == 3
+    assert lacked, "lanes sleep because they lack quotas"
+    assert granting > 40
+    assert other <= granting // 20
 
 
 def test_a_dispatcher_that_is_restored_from_a_log_decides_the_same() -> None:

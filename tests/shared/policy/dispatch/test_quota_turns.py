@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -90,6 +91,50 @@ def test_turns_in_calls_and_in_tokens_use_both(weights: dict[str, float]) -> Non
     made.run(120)
     assert 120 / (made.now - began_s) >= 0.97 * 4, "an attempt lasts a second"
     assert min(Counter(tenant for _, tenant, _ in made.grants[first:]).values()) >= 12, "nobody starves"
+
+
+SEARCHES = {"slots": QuotaLimits((2.0,)), "rate": QuotaLimits((), (Rate(2.0, 1.0),))}
+APIS = {
+    "slots": lambda most: QuotaLimits((most,)),
+    "rate": lambda most: QuotaLimits((), (Rate(most, 1.0),)),
+    "rate without a burst": lambda most: QuotaLimits((), (Rate(most, 1.0, 1.0),)),
+}
+
+
+@pytest.mark.parametrize(("most", "ada", "bob"), [(20.0, 2.0, 18.0), (10.0, 2.0, 8.0), (3.0, 1.5, 1.5)])
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("pool", [CORES, SLOTS])
+def test_a_tenant_that_another_quota_limits_leaves_the_rest_to_the_others(
+    pool: str, search: str, api: str, most: float, ada: float, bob: float
+) -> None:
+    """Two searches a second are all that ada can make. Of the API it gets as much, or a half if that is less."""
+    works = {"ada": taking(api=1.0, search=1.0), "bob": taking(pool, api=1.0)}
+    made = SaturatedQuota(works, {"api": APIS[api](most), "search": SEARCHES[search]})
+    made.join("ada")
+    made.join("bob")
+    made.run(100)
+    began_s, first = made.now, len(made.grants)
+    made.run(300)
+    taken, lasted_s = made.amounts(first), made.now - began_s
+    assert taken["ada"] / lasted_s == pytest.approx(ada, rel=0.03)
+    assert taken["bob"] / lasted_s == pytest.approx(bob, rel=0.03)
+
+
+@pytest.mark.parametrize("slots", [10.0, 4.0])
+@pytest.mark.parametrize("pool", [CORES, SLOTS])
+def test_the_weights_of_a_plentiful_quota_do_not_matter(slots: float, pool: str) -> None:
+    """The API limits both tenants. They hold three slots at any time, and ada has the weight of these."""
+    works = {"ada": taking(api=1.0, slots=1.0), "bob": taking(pool, api=1.0, slots=1.0)}
+    api = QuotaLimits((), (Rate(3.0, 1.0, 1.0),), {"ada": 1.0, "bob": 2.0})
+    made = SaturatedQuota(works, {"api": api, "slots": QuotaLimits((slots,), weights={"ada": 9.0, "bob": 1.0})})
+    made.join("ada")
+    made.join("bob")
+    made.run(60)
+    first = len(made.grants)
+    made.run(300)
+    taken = made.amounts(first)
+    assert taken["ada"] / 300 == pytest.approx(1 / 3, rel=0.03), taken
 
 
 @pytest.mark.parametrize("names", [("search", "hourly"), ("hourly", "search")])
@@ -181,11 +226,52 @@ WORKS = st.tuples(
 )
 
 
-@given(
-    st.fixed_dictionaries({name: st.tuples(LIMITS, WEIGHTS) for name in ("q1", "q2", "q3")}),
-    st.lists(WORKS, min_size=8, max_size=24),
-    st.data(),
-)
+QUOTAS = st.fixed_dictionaries({name: st.tuples(LIMITS, WEIGHTS) for name in ("q1", "q2", "q3")})
+
+
+@given(QUOTAS, st.lists(WORKS, min_size=8, max_size=24), st.data())
+@settings(deadline=None, max_examples=100)
+def test_what_is_enough_for_all_tenants_waits_for_none(
+    quotas: dict[str, tuple[tuple[tuple[float, ...], tuple[Rate, ...]], dict[str, float]]],
+    works: list[tuple[str, str, dict[str, float], float]],
+    data: st.DataObject,
+) -> None:
+    """Nodes have room for all. So an action waits only if a quota that it needs has not enough for it and for the
+    largest amount that each tenant waits for besides.
+    """
+    nodes = Nodes()
+    nodes.start({name: QuotaLimits(*limits, weights) for name, (limits, weights) in quotas.items()})
+
+    def free(name: str) -> float:
+        ledger, (slots, rates) = nodes.dispatcher.cluster.quotas, quotas[name][0]
+        held = [most - ledger.used.get(name, 0.0) for most in slots]
+        return min(*held, *(rate.most - ledger.missing(name, rate, nodes.now) for rate in rates), math.inf)
+
+    def check() -> None:
+        waiting = list(nodes.dispatcher.cluster.queues.queued.values())
+        for action in waiting:
+            lacks = False
+            for name, amount in action.needed_quotas.items():
+                largest: dict[str, float] = {}
+                for other in waiting:
+                    if other is not action and name in other.needed_quotas:
+                        tenant = other.request.tenant
+                        largest[tenant] = max(largest.get(tenant, 0.0), other.needed_quotas[name])
+                lacks = lacks or free(name) < amount + sum(largest.values()) - 1e-6
+            assert lacks, f"{action.request.id} waits"
+
+    for tenant, pool, amounts, lasts_s in works:
+        nodes.submit(tenant, taking(pool, lasts_s, **amounts))
+        check()
+        ending = data.draw(st.sampled_from(["", *sorted(nodes.running)]))
+        if ending:
+            nodes.end(ending)
+            check()
+        nodes.tick(nodes.now + data.draw(st.sampled_from([0.0, 0.1, 1.0, 10.0])))
+        check()
+
+
+@given(QUOTAS, st.lists(WORKS, min_size=8, max_size=24), st.data())
 @settings(deadline=None, max_examples=100)
 def test_a_round_grants_while_waiting_work_fits(
     quotas: dict[str, tuple[tuple[tuple[float, ...], tuple[Rate, ...]], dict[str, float]]],

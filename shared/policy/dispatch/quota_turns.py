@@ -31,7 +31,7 @@ from shared.policy.model.quotas import Amounts
 from shared.policy.resources.pools import Lane, Pool
 
 MOST_PASSES: Final = 64
-"""Passes over lanes that were held back, in one round. What is left waits for the next round, 0.2 s at most."""
+"""Passes over lanes that were held back, in one round. What is left waits for the next round, which follows at once."""
 
 
 @dataclass(slots=True)
@@ -55,6 +55,8 @@ class QuotaTurns:
     _moved: bool = False
     """A turn has ended since the last pass."""
     _passes: int = 0
+    _is_unfinished: bool = False
+    """Another pass was due after the last one."""
 
     def lacks(self, action: ActionState) -> bool:
         """Return whether an action cannot take its quotas now: they are not free, or it is another tenant's turn."""
@@ -76,6 +78,11 @@ class QuotaTurns:
         if name in shares.by_quota and shares.is_contended(name):
             self.lacking[tuple(amounts.items())] = amounts
         return True
+
+    def join(self, action: ActionState) -> None:
+        """Let a tenant wait for the quotas of an action that lacks one, as others of the same work do."""
+        if action.needed_quotas:
+            self._wait(action)
 
     def lack(self, action: ActionState) -> bool:
         """Return whether the amounts of an action are not free for any tenant."""
@@ -189,7 +196,10 @@ class QuotaTurns:
         lanes = [one for key, one in self._lanes.items() if one[1].queue and key not in asleep]
         if lanes and not self._moved:
             self._pass_over_unreached()
-        if not (lanes and self._moved) or self._passes >= MOST_PASSES:
+        if not (lanes and self._moved):
+            return []
+        if self._passes >= MOST_PASSES:
+            self._is_unfinished = True
             return []
         self._passes += 1
         self._moved = False
@@ -207,8 +217,10 @@ class QuotaTurns:
 
     def next_wake_s(self, blocked: Iterable[ActionState]) -> float:
         """Return when the quotas of one of these heads, or of work that is asleep, are refilled next; infinity: of none
-        is.
+        is. Now, if this round could not serve all turns.
         """
+        if self._is_unfinished:
+            return self.now
         quotas = self.cluster.quotas
         if not quotas.limits:
             return math.inf

@@ -23,16 +23,11 @@ from shared.policy.dispatch.elastic_waits import ElasticWaits
 from shared.policy.dispatch.engine_choice import EngineChoice
 from shared.policy.dispatch.invariants import InvariantError
 from shared.policy.dispatch.lanes import behind_head
-from shared.policy.dispatch.node_choice import (
-    is_possible,
-    most_free,
-    owns_less,
-    place_prefetched,
-    places,
-)
+from shared.policy.dispatch.node_choice import is_possible, most_free, owns_less, place_prefetched, places
 from shared.policy.dispatch.quota_amounts import estimate_amounts
 from shared.policy.dispatch.quota_turns import QuotaTurns
 from shared.policy.dispatch.quota_waits import Need
+from shared.policy.dispatch.refused_work import RefusedWork
 from shared.policy.dispatch.shares import update_shares
 from shared.policy.dispatch.sleeping import SleepingHeads, follows, sleeper
 from shared.policy.dispatch.stuck import is_stuck
@@ -233,26 +228,24 @@ class SchedulingRound:
         """
         cluster, joins, before = self.cluster, self.cluster.nodes.are_structured(pool), len(self.new_grants)
         most = most_free(cluster, pool, lane)
-        most_elastic = most
-        lacking: set[tuple[int, str]] = set()  # works, and tenants, that lack quotas or a chunk: none is given back
+        most_elastic, refused = most, RefusedWork(self.turns, joins)
         for action in [cluster.queues.queued[name] for name in behind_head(lane)] if most or joins else ():
             more_than_free = action.pool_units > (most_elastic if action.scales else most)
-            sort = (id(action.work), action.request.tenant if action.work.quotas else "")
-            full = sort in lacking or id(action.work) in self.engines.full
-            if full or (more_than_free and not joins):
+            if action in refused or id(action.work) in self.engines.full or (more_than_free and not joins):
                 continue
             node = self.place(pool, lane, action)
             if action.scales:
                 most_elastic = most_free(cluster, pool, lane, self.waits.nodes)
             if node is not None:
                 self._grant(lane, action, node, is_head=False)
+                refused.granted()
                 most = most_free(cluster, pool, lane)
                 if not (most or joins):
                     break
             elif not is_possible(cluster, pool, lane, action):
                 cluster.queues.set_stuck(lane, action)
-            elif action.is_like_others and (joins or (action.work.quotas and self.turns.lack(action))):
-                lacking.add(sort)
+            else:
+                refused.add(action)
         return len(self.new_grants) - before
 
     def _grant(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False) -> None:

@@ -206,11 +206,12 @@ class FairQueue:
         """One action of each tenant in turn, in that order. So the first of each are seen soon, however much one tenant
         has.
         """
-        walks: deque[Iterator[str]] = deque()
+        queues = []
         for tenant in self._tenants():
-            walk = iter(self._queues[tenant])
-            yield next(walk)
-            walks.append(walk)
+            queue = self._queues[tenant]
+            yield queue.head()  # a walk costs more
+            queues.append(queue)
+        walks = deque(itertools.islice(queue, 1, None) for queue in queues)
         while walks:
             for action in itertools.islice(walks[0], 1):
                 yield action

@@ -72,11 +72,14 @@ class History:
     parking: float = 0.0
     """Fraction of the steps that park an action or let one continue. If not 0, some actions are of batches."""
     tenants: tuple[str, ...] = ("ada", "bob", "cyd")
+    repeated: float = 0.0
+    """Fraction of the actions outside environments that have the work of an earlier one."""
     dispatcher: Dispatcher = field(default_factory=lambda: Dispatcher(specs=SPECS))
     steps: list[tuple[float, Stimulus, list[Command]]] = field(default_factory=list)
     now: float = 100.0
     incarnations: dict[str, str] = field(default_factory=dict)
     works: dict[str, Work] = field(default_factory=dict)
+    repeatable: dict[int, Work] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     """Granted actions that execute."""
     held: dict[str, deque[Grant]] = field(default_factory=dict)
@@ -177,6 +180,8 @@ class History:
         if self.taking and rng.random() < self.taking:
             names = rng.sample(sorted(QUOTAS), rng.choice([1, 1, 2]))
             work = replace(work, quotas={quota: rng.choice([1.0, 1.0, 2.0]) for quota in names})
+        if self.repeated and need is None and elasticity is None and rng.random() < self.repeated:
+            work = self.repeatable.setdefault(rng.randrange(4), work)
         self.works[name] = work
         arrival = (round(self.now * 1000), len(self.works))
         tenant = rng.choice(self.tenants)

@@ -294,3 +294,26 @@ def test_a_round_grants_while_waiting_work_fits(
             nodes.end(name)
         if not nodes.running and nodes.dispatcher.cluster.queues.queued:
             assert nodes.tick(nodes.now + REFILL_S), "the quotas and nodes are free, and work waits"
+
+
+def test_many_turns_are_served_in_rounds_that_follow_at_once() -> None:
+    """A thousand actions of two tenants, of which all of one are older, wait in two pools when the quota is raised."""
+    nodes = Nodes()
+    nodes.start({"search": QuotaLimits((1.0,))}, cores=1000)
+    nodes.dispatcher.handle(0.0, NodeJoined("m2", "1", "cpu", {"slots": 1000}, frozenset({"run"})))
+    nodes.dispatcher.handle(0.0, InventoryReported("m2", "1", {}))
+    works = {"ada": taking(CORES, search=1.0), "bob": taking(SLOTS, search=1.0)}
+    for number, (tenant, one) in enumerate(works.items()):
+        names = range(500 * number, 500 * (number + 1))
+        batch = [request(f"{tenant}{at}", one, tenant=tenant, seq=at, deadline_s=1e9) for at in names]
+        nodes.granted(nodes.dispatcher.handle(1.0, submitted(*batch)))
+    nodes.now = 2.0
+    granted = nodes.granted(nodes.dispatcher.handle(2.0, QuotaSet("search", QuotaLimits((2000.0,)))))
+    rounds = 1
+    while nodes.dispatcher.next_wake_s <= 2.0:
+        granted += nodes.tick(2.0)
+        rounds += 1
+    assert len(granted) == 999
+    assert rounds > 1, "more turns than one round serves"
+    first = Counter(name[:3] for name in granted[:400])
+    assert abs(first["ada"] - first["bob"]) <= 8, "they take turns"

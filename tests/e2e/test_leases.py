@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -361,6 +362,34 @@ async def test_more_callers_than_connections_wait_and_release(mesh: Mesh) -> Non
             for _ in range(MAX_ACQUIRING + 50):
                 callers.create_task(call())
         await until_nothing_is_held(client)
+
+
+async def test_a_tenant_that_another_quota_limits_leaves_the_rest_to_others(mesh: Mesh) -> None:
+    """One slot of the search lets a tenant make three calls a second; the other one has eleven of the API."""
+    calls: Counter[str] = Counter()
+
+    async def call(client: AsyncTreadle, tenant: str, quotas: dict[str, float]) -> None:
+        while True:
+            async with client.quota(quotas, wait_s=60, ttl_s=5):
+                await asyncio.sleep(0.3)
+            calls[tenant] += 1
+
+    url = mesh.proxies[0].url
+    async with (
+        AsyncTreadle(url, tenant="ada") as ada,
+        AsyncTreadle(url, tenant="bob") as bob,
+        asyncio.TaskGroup() as callers,
+    ):
+        await ada.quotas.set("api", concurrency=12)
+        await ada.quotas.set("search", concurrency=1)
+        tasks = [callers.create_task(call(ada, "ada", {"api": 1, "search": 1})) for _ in range(12)]
+        tasks += [callers.create_task(call(bob, "bob", {"api": 1})) for _ in range(24)]
+        await asyncio.sleep(2.0)  # the first calls find free slots
+        calls.clear()
+        await until(lambda: calls["ada"] >= 8)
+        for task in tasks:
+            task.cancel()
+    assert calls["bob"] >= 4 * calls["ada"]
 
 
 async def test_the_blocking_client_holds_a_lease(mesh: Mesh) -> None:

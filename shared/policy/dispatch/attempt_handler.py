@@ -43,6 +43,8 @@ class AttemptHandler:
         if action is not None and action.attempt == attempt and action.state == "granted":
             action.move("running")
             action.started_s = action.started_s or now
+            if action.work.service and (node := self.cluster.nodes.present.get(action.node)) is not None:
+                node.resources[action.resource].executes(action_id, now)
 
     # ---- ends reported by nodes --------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.node_choice import reserve_node
+from shared.policy.resources.chunk_waits import fit_together, free_first
+from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
 
@@ -23,7 +25,7 @@ class Blocked:
     node: Node | None = None
     """Node where its units are predicted to be free together first; None if no ready node will ever have them."""
     units_s: float | None = None
-    """Time at which they are."""
+    """Time at which they are; of chunks, the time for the action that was asked about last."""
     until_s: float | None = None
     """Start of the reservation; infinity if it waits for what environments hold. Then no quotas are reserved: the work
     that ends these environments may need them."""
@@ -47,8 +49,26 @@ class Blocked:
             self.units_s, self.node = reserve_node(cluster, self.pool, self.lane, self.head, now)
         if node is not self.node:
             return False
+        chunks = node.resources.get(self.head.resource)
+        if isinstance(chunks, Chunks) and self.head.needs.keys() == action.needs.keys() == {self.head.resource}:
+            return self._needs_chunk(cluster, chunks, action, now)
         # else the head waits for its quotas, and its units stay free
         return not self.head.needed_quotas or not node.has_free(_both(self.head.needs, action.needs))
+
+    def _needs_chunk(self, cluster: ClusterState, chunks: Chunks, action: ActionState, now: float) -> bool:
+        """Return whether an action would get GPUs of the chunk that is free first for the head."""
+        head, use, its = self.head, self.head.use(now), action.use(now)
+        if chunks.fits(head.granted_units, use):  # it waits for quotas
+            return not fit_together(chunks, action.granted_units, its, head.granted_units, use)
+        others = self.pool.services.keys() - {use.service}
+        free_s, reserved = free_first(chunks, head.granted_units, use.service, others, cluster.swap_wait_s)
+        if reserved is None:
+            return True
+        choice = chunks.choose(action.granted_units, its.service, its.numbers)
+        if choice is None or not choice.chunk.overlaps(reserved):
+            return False
+        self.units_s, self.until_s = max(now, free_s), None
+        return True
 
     def _until(self, cluster: ClusterState, now: float) -> float:
         if self.until_s is None:

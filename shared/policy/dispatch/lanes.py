@@ -13,10 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from shared.policy.dispatch.quota_waits import LaneKey, Need, QuotaWaits, Sleeper
 from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
 from shared.policy.resources.quotas import Quotas
+
+MOST_PASSED: Final = 4096
+"""Most actions behind a head that a round passes over to find calls of other model services."""
 
 
 @dataclass(slots=True)
@@ -135,12 +139,13 @@ class Lanes:
         self.waits.check(self.asleep.values())
 
 
-def behind_head(lane: Lane) -> Iterator[str]:
-    """Yield the actions behind the head of a lane, `BACKFILL_DEPTH` at most."""
+def behind_head(lane: Lane, *, far: bool = False) -> Iterator[str]:
+    """Yield the actions behind the head of a lane: `BACKFILL_DEPTH` at most, or `MOST_PASSED`."""
+    most = MOST_PASSED if far else BACKFILL_DEPTH
     if len(lane.queue) < 2:
         return
     for depth, name in enumerate(lane.queue.mixed()):
-        if depth > BACKFILL_DEPTH:
+        if depth > most:
             return
         if depth:
             yield name

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.quota_turns import QuotaTurns
+from shared.policy.resources.pools import BACKFILL_DEPTH
 
 
 @dataclass(slots=True)
@@ -20,6 +21,12 @@ class RefusedWork:
     _unplaced: set[int] = field(default_factory=set)
     _held_back: set[tuple[int, str]] = field(default_factory=set)
     """Works and tenants that wait for others' turns."""
+    _tried: int = 0
+
+    def tries_next(self) -> bool:
+        """Count an action that is tried. False: enough were tried."""
+        self._tried += 1
+        return self._tried <= BACKFILL_DEPTH
 
     def __contains__(self, action: ActionState) -> bool:
         """Return whether an action cannot start, because one like it could not."""

@@ -17,6 +17,7 @@ from functools import partial
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.blocked import Blocked
+from shared.policy.dispatch.call_waits import CallWaits
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.elastic_grants import NewGrant, grant_elastic_units
 from shared.policy.dispatch.elastic_waits import ElasticWaits
@@ -61,6 +62,7 @@ class SchedulingRound:
     turns: QuotaTurns = field(init=False)
     swaps: Swaps = field(init=False)
     engines: EngineChoice = field(init=False)
+    calls: CallWaits = field(init=False)
     trying: str = ""
     """Action for which a node was looked for last."""
 
@@ -69,6 +71,7 @@ class SchedulingRound:
         self.turns = QuotaTurns(self.cluster, self.now)
         self.swaps = Swaps(self.cluster, self.now)
         self.engines = EngineChoice(self.cluster, self.now)
+        self.calls = CallWaits(self.swaps, self.engines, self.new_grants)
         self.sleeping = SleepingHeads(self.cluster, self.now, self.waits.nodes)
 
     def forbids(self, node: Node, action: ActionState) -> bool:
@@ -91,6 +94,8 @@ class SchedulingRound:
         self._serve_lanes(waiting, free)
         while again := self.turns.next_pass():
             self._serve_lanes(again)
+        for left in self.calls.left(self.cluster.queues.lanes):
+            self._serve_lanes([left])
 
     def _serve_lanes(self, waiting: list[tuple[Pool, Lane]], free: Iterable[Need] = ()) -> None:
         if len(waiting) == 1 and not free:
@@ -148,7 +153,7 @@ class SchedulingRound:
             waits = head in self.turns.held_back or head in self.swaps.waiting or head in self.engines.waiting
             if not waits and not follows(self.waits.nodes, nodes, action):
                 self.blocked.append(Blocked(action, pool, lane))
-            alone = not self._backfill(pool, lane) and self._insists(pool, lane, head)
+            alone = not self._backfill(pool, lane) and self.calls.insists(pool, lane, head)
             if alone and (node := self.place(pool, lane, action)) is not None:
                 self._grant(lane, action, node, is_head=True)
                 return bool(lane.queue)
@@ -157,13 +162,6 @@ class SchedulingRound:
                 self.sleeping.served.add((pool.name, lane.name))
             return False
         return bool(lane.queue)
-
-    def _insists(self, pool: Pool, lane: Lane, head: str) -> bool:
-        """Let a head wait no longer for work behind it, of which nothing was granted. False: it does not."""
-        if head not in self.swaps.waiting and not self.engines.waits_for_calls(pool, lane, head):
-            return False
-        self.swaps.insisting = self.engines.insisting = head
-        return True
 
     def _reshare(self, pool: Pool, lane: Lane, action: ActionState) -> list[Command]:
         """Update the shares of a pool for a head that fits no node, at most once in the round."""
@@ -229,10 +227,13 @@ class SchedulingRound:
         cluster, joins, before = self.cluster, self.cluster.nodes.are_structured(pool), len(self.new_grants)
         most = most_free(cluster, pool, lane)
         most_elastic, refused = most, RefusedWork(self.turns, joins)
-        for action in [cluster.queues.queued[name] for name in behind_head(lane)] if most or joins else ():
+        behind = behind_head(lane, far=joins and len(pool.services) > 1) if most or joins else ()
+        for action in [cluster.queues.queued[name] for name in behind]:
             more_than_free = action.pool_units > (most_elastic if action.scales else most)
             if action in refused or id(action.work) in self.engines.full or (more_than_free and not joins):
                 continue
+            if not refused.tries_next():
+                break
             node = self.place(pool, lane, action)
             if action.scales:
                 most_elastic = most_free(cluster, pool, lane, self.waits.nodes)

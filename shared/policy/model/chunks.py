@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -36,6 +36,11 @@ class Chunk(NamedTuple):
     def overlaps(self, other: Chunk) -> bool:
         """Return whether the two share a GPU."""
         return self.first < other.first + other.size and other.first < self.first + self.size
+
+
+def aligned(gpus: int, size: int) -> Iterator[Chunk]:
+    """Yield the chunks of this size on a node with this many GPUs."""
+    return (Chunk(first, size) for first in range(0, gpus - size + 1, size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served
+from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served, aligned
 from shared.policy.resources.chunk_choice import BusyChunk, ChunkCache, ChunkChoice, FreeChunk, best_free, free_level
 from shared.policy.resources.chunk_records import records_of
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
@@ -30,8 +30,8 @@ class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
     __slots__ = (
-        "_away", "_bad", "_beyond", "_busy", "_busy_of", "_cache", "_held", "_implied", "_largest", "_mask", "_rows",
-        "_share", "capacity", "models", "spec",
+        "_away", "_bad", "_beyond", "_busy_of", "_cache", "_held", "_implied", "_largest", "_mask", "_rows",
+        "_share", "busy", "capacity", "models", "spec",
     )  # fmt: skip
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
@@ -46,7 +46,7 @@ class Chunks:
         """GPUs that must not be granted now: bad and released ones, as bits."""
         self._mask = 0
         """GPUs in busy chunks, as bits."""
-        self._busy: dict[Chunk, BusyChunk] = {}
+        self.busy: dict[Chunk, BusyChunk] = {}
         self._busy_of: dict[str, dict[Chunk, BusyChunk]] = {}
         """Service -> busy chunks that it has."""
         self._cache = ChunkCache()
@@ -68,7 +68,7 @@ class Chunks:
         self, served: Served, device_gb: Sequence[float], bad: Iterable[int] = (), released: Iterable[int] = ()
     ) -> None:
         """Apply the node's report of its model services, the memory of its GPUs, and bad and released GPUs."""
-        self.models.report(served, device_gb, [(at, one.service) for at, one in self._busy.items()])
+        self.models.report(served, device_gb, [(at, one.service) for at, one in self.busy.items()])
         self._implied.clear()
         self._cache.clear()
         self._rows.clear()
@@ -103,7 +103,7 @@ class Chunks:
     @property
     def shared(self) -> int:
         """GPUs that were granted beyond `used`, because holders share chunks."""
-        return sum(chunk.size * (len(busy.holders) - 1) for chunk, busy in self._busy.items())
+        return sum(chunk.size * (len(busy.holders) - 1) for chunk, busy in self.busy.items())
 
     @property
     def free(self) -> int:
@@ -123,7 +123,9 @@ class Chunks:
             return True
         if units not in SIZES or not self._serves(units, use.service):
             return False
-        return any(not chunk.mask & self._bad for chunk in self._chunks(units) if self._usable(chunk, use.service))
+        unusable = self.models.served[use.service].unusable if use.service else ()
+        chunks = aligned(self.capacity, units)
+        return any(not chunk.mask & self._bad and chunk not in unusable for chunk in chunks)
 
     def rank(self, units: int, use: Use = NO_USE) -> Rank | None:
         """Return the choice without its chunk, then the free GPUs that other work could use; None: it does not fit."""
@@ -154,7 +156,7 @@ class Chunks:
         """Return the state of its chunks. O(GPUs + resident engines) after a change."""
         if self._cache.records is None:
             units = self.free, self.capacity if self._share is None else self._share, self.used
-            self._cache.records = records_of(self.models, units, self._busy, not self._beyond, self._away)
+            self._cache.records = records_of(self.models, units, self.busy, not self._beyond, self._away)
         return self._cache.records
 
     def service_row(self, service: str) -> Floats:
@@ -167,15 +169,11 @@ class Chunks:
         found = self._cache.free.get(units)
         if found is None:
             free, models = ~(self._mask | self._away), self.models
+            chunks = [chunk for chunk in aligned(self.capacity, units) if not chunk.mask & ~free]
+            levels = [free_level(chunk, free, self.capacity, self._largest) for chunk in chunks]
             found = self._cache.free[units] = sorted(
-                FreeChunk(
-                    free_level(chunk, free, self.capacity, self._largest),
-                    models.last_used_s(chunk),
-                    chunk,
-                    models.free_gb(chunk),
-                )
-                for chunk in self._chunks(units)
-                if not chunk.mask & ~free
+                FreeChunk(level, models.last_used_s(chunk), chunk, models.free_gb(chunk))
+                for level, chunk in zip(levels, chunks, strict=True)
             )
         return found
 
@@ -195,9 +193,9 @@ class Chunks:
         if chunk is None:
             self._beyond[holder] = units
             return
-        busy = self._busy.get(chunk)
+        busy = self.busy.get(chunk)
         if busy is None:
-            busy = self._busy[chunk] = BusyChunk(use.service, {})
+            busy = self.busy[chunk] = BusyChunk(use.service, {})
             if use.service:
                 self._busy_of.setdefault(use.service, {})[chunk] = busy
         self._held[holder] = chunk
@@ -220,11 +218,11 @@ class Chunks:
         chunk = self._held.pop(holder, None)
         assert chunk is not None, f"{holder} gives back {units} GPUs, and has none"
         assert chunk.size == units, f"{holder} gives back {units} GPUs, and has {chunk}"
-        busy = self._busy[chunk]
+        busy = self.busy[chunk]
         del busy.holders[holder]
         self._implied.pop(holder, None)
         if not busy.holders:
-            del self._busy[chunk]
+            del self.busy[chunk]
             self._mask &= ~chunk.mask
             if busy.service:
                 del self._busy_of[busy.service][chunk]
@@ -233,8 +231,14 @@ class Chunks:
         """Give back what a holder was granted in this round, as if it had not been granted: nothing was sent."""
         effects = self._implied.get(holder)
         self.give_back(units, holder)
-        if effects is not None and (effects.before or effects.chunk not in self._busy):  # else others share it
+        if effects is not None and (effects.before or effects.chunk not in self.busy):  # else others share it
             self.models.undo(effects)
+
+    def executes(self, holder: str, now: float) -> None:
+        """Note that a holder's service is resident: its node executes it."""
+        chunk = self._held.get(holder)
+        if chunk is not None and self.models.executes(chunk, self.busy[chunk].service, now):
+            self._cache.clear()
 
     def numbers(self, holder: str) -> tuple[int, ...]:
         """GPUs of a holder; empty if it has none here."""
@@ -243,7 +247,7 @@ class Chunks:
     @property
     def sharing(self) -> frozenset[str]:
         """Holders whose chunk has another holder."""
-        return frozenset(name for busy in self._busy.values() if len(busy.holders) > 1 for name in busy.holders)
+        return frozenset(name for busy in self.busy.values() if len(busy.holders) > 1 for name in busy.holders)
 
     def restores_on(self, units: int, use: Use) -> tuple[int, ...]:
         """Return the chunk that a holder would get, if its service is not resident there."""
@@ -264,11 +268,15 @@ class Chunks:
 
     def states(self, but: Mapping[str, int]) -> Operator:
         """Sets of free blocks, with the chunks of the holders `but` given back."""
-        freed = [chunk for chunk, busy in self._busy.items() if busy.holders.keys() <= but.keys()]
+        freed = [chunk for chunk, busy in self.busy.items() if busy.holders.keys() <= but.keys()]
         busy = self._mask & ~sum(chunk.mask for chunk in freed)
         free = ((1 << self.capacity) - 1) & ~(busy | self._away)
         units = self.free + sum(chunk.size for chunk in freed)
         return ChunkStates(blocks_of(free, self.capacity), units)
+
+    def is_open(self, chunk: Chunk, service: str) -> bool:
+        """Return whether a service may use a chunk: no GPU of it is bad or released."""
+        return not (chunk.mask & self._away or (service and chunk in self.models.served[service].unusable))
 
     # ---- parts -------------------------------------------------------------------------------------------------
 
@@ -278,9 +286,6 @@ class Chunks:
     def _serves(self, units: int, service: str) -> bool:
         return not service or (service in self.models.served and units in self.models.served[service].degrees)
 
-    def _usable(self, chunk: Chunk, service: str) -> bool:
-        return not service or chunk not in self.models.served[service].unusable
-
     def _joinable(self, units: int, service: str) -> Chunk | None:
         """Busy chunk of a service with room: the fullest. None while the node has more than it should."""
         if self._beyond:
@@ -289,20 +294,18 @@ class Chunks:
         best, fullest = None, 0
         for chunk, busy in self._busy_of.get(service, {}).items():
             count = len(busy.holders)
-            if chunk.size != units or not fullest < count < most:
-                continue
-            if not chunk.mask & self._away and self._usable(chunk, service):
+            if chunk.size == units and fullest < count < most and self.is_open(chunk, service):
                 best, fullest = chunk, count
         return best
 
     def _choose_numbers(self, units: int, service: str, numbers: tuple[int, ...]) -> ChunkChoice | None:
         chunk = self._reported(units, service, numbers)
-        if chunk is None or chunk.mask & self._away or not self._serves(units, service):
+        if chunk is None or not self._serves(units, service) or not self.is_open(chunk, service):
             return None
-        joins = chunk in self._busy
-        if joins and (self._beyond or len(self._busy[chunk].holders) >= self.models.served[service].concurrency):
+        joins = chunk in self.busy
+        if joins and (self._beyond or len(self.busy[chunk].holders) >= self.models.served[service].concurrency):
             return None
-        if (not joins and units > self.free) or not self._usable(chunk, service):
+        if not joins and units > self.free:
             return None
         restores = bool(service) and not self.models.holds(chunk, service)
         return ChunkChoice(not joins, 0, restores, restores, 0.0, restores, 0.0, chunk)
@@ -312,13 +315,9 @@ class Chunks:
         chunk = Chunk(min(numbers), units)
         if not chunk.is_on(self.capacity) or list(chunk.gpus) != sorted(numbers):
             return None
-        if (busy := self._busy.get(chunk)) is not None:
+        if (busy := self.busy.get(chunk)) is not None:
             return chunk if service and busy.service == service else None
         return None if chunk.mask & self._mask else chunk
-
-    def _chunks(self, units: int) -> Iterator[Chunk]:
-        for first in range(0, self.capacity - units + 1, units):
-            yield Chunk(first, units)
 
 
 def _chunks(capacity: int, spec: ResourceSpec) -> Resource:

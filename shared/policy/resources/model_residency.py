@@ -60,6 +60,8 @@ class ModelResidency:
     """GPU -> what holds memory on it: (chunk, service) -> GB."""
     _free_gb: list[float] = field(default_factory=list)
     """Memory of each GPU that no resident engine takes. A report computes it anew, so rounding errors do not add up."""
+    _restoring: set[tuple[Chunk, str]] = field(default_factory=set)
+    """Engines for whose restore an action was granted, and of whose actions none was reported to execute yet."""
     used_s: list[float] = field(init=False)
     """By GPU, time of its last grant; minus infinity: none."""
 
@@ -76,6 +78,7 @@ class ModelResidency:
         self._held, self._on, self._free_gb, self.table = {}, {}, list(self.device_gb), EngineTable()
         for chunk, name in [*resident, *busy]:
             self._hold(chunk, name, before.get(name, {}).get(chunk, Held()))
+        self._restoring = {(chunk, name) for chunk, name in self._restoring if self.holds(chunk, name)}
 
     def chunks_of(self, service: str) -> AbstractSet[Chunk]:
         """Chunks that hold a service."""
@@ -110,10 +113,21 @@ class ModelResidency:
             one = self.served.get(service)
             restore_s = 0.0 if one is None else one.restore_on_s(chunk)
             since_s = now + self._slowest_s(leaving) + restore_s
+            self._restoring.add((chunk, service))
         else:
             since_s = now if here.since_s == -math.inf else here.since_s
         self._hold(chunk, service, Held(since_s, now))
         return Implied(chunk, service, here, left, used_s)
+
+    def executes(self, chunk: Chunk, service: str, now: float) -> bool:
+        """Note that an action executes: if it is the first one since a restore, the turn of its service begins now.
+        Returns whether it is.
+        """
+        if (chunk, service) not in self._restoring:
+            return False
+        self._restoring.remove((chunk, service))
+        self._hold(chunk, service, self._held[service][chunk]._replace(since_s=now))
+        return True
 
     def begins_s(self, chunk: Chunk, service: str, now: float) -> float:
         """Return the time at which a grant would execute: after what leaves for it, and the restore of its service."""
@@ -201,6 +215,7 @@ class ModelResidency:
     def _drop(self, chunk: Chunk, service: str) -> None:
         held = self._held[service]
         del held[chunk]
+        self._restoring.discard((chunk, service))
         if not held:
             del self._held[service]
         self.table.remove(service, chunk)

@@ -149,6 +149,9 @@ class Resource(Protocol):
         service, and the evictions before it.
         """
 
+    def executes(self, holder: str, now: float) -> None:
+        """Note that a holder executes: the restore of its model service has ended."""
+
     def numbers(self, holder: str) -> tuple[int, ...]:
         """Return the numbers of a holder's units; empty if units have none."""
 
@@ -255,6 +258,9 @@ class PlainUnits:
     def begins_s(self, _units: int, use: Use) -> float:
         """Return now: there is no restore."""
         return use.now
+
+    def executes(self, _holder: str, _now: float) -> None:
+        """Do nothing: there is no restore."""
 
     def numbers(self, _holder: str) -> tuple[int, ...]:
         """Units are identical."""

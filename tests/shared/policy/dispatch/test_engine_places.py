@@ -160,14 +160,14 @@ def test_gpus_of_work_without_a_service_are_free_at_its_predicted_end() -> None:
 
 
 def test_work_before_a_reserved_time_is_counted_with_its_restore() -> None:
-    """A call of a fixed degree waits for both GPUs."""
+    """A call of a fixed degree waits for both GPUs. The one that holds a GPU ends after 13 s, with its own restore."""
     cluster = Cluster()
     restored = {name: ServedModel((1, 2), 1, 60.0, restore_s={1: 8.0}) for name in "BC"}
     cluster.join("a", 2, restored | {name: ServedModel((1, 2), 1, 60.0) for name in "AD"})
     assert len(cluster.submit(call("C", 1, duration_s=5.0))) == 1
     assert cluster.submit(call("A", 2, duration_s=1.0)) == []
-    assert cluster.submit(call("B", 1, duration_s=1.0)) == [], "it would end after 9 s"
-    assert len(cluster.submit(call("D", 1, duration_s=1.0))) == 1
+    assert cluster.submit(call("B", 1, duration_s=6.0)) == [], "it would end after 14 s"
+    assert len(cluster.submit(call("D", 1, duration_s=6.0))) == 1
 
 
 def test_an_old_call_is_not_overtaken_by_a_stream_that_is_not_planned() -> None:

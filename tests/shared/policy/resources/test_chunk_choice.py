@@ -59,7 +59,7 @@ def check_choice(chunks: Chunks, units: int, service: str) -> None:
     choice, models = chunks.choose(units, service), chunks.models
     if not service or (choice is not None and not choice.joins):
         return
-    used = {gpu for chunk in chunks._busy for gpu in chunk.gpus}
+    used = {gpu for chunk in chunks.busy for gpu in chunk.gpus}
     free = {gpu for gpu in range(CAPACITY) if gpu not in used and not chunks._away >> gpu & 1}
     largest, one = max(degree for each in models.served.values() for degree in each.degrees), models.served[service]
 

@@ -50,8 +50,9 @@ class QuotaTurns:
     """Lanes of actions that were held back since the last pass."""
     _ahead: dict[str, ActionState] = field(default_factory=dict)
     """Actions for whose turns others were held back since the last pass."""
-    _lenders: list[tuple[str, str]] = field(default_factory=list)
-    """Quotas and tenants that precede the action that was looked at last, and cannot use their turn now."""
+    _lenders: list[tuple[str, str, float]] = field(default_factory=list)
+    """Quotas, tenants that precede the action that was looked at last, and what is reserved for them meanwhile: nothing
+    if they cannot use their turn now."""
     _moved: bool = False
     """A turn has ended since the last pass."""
     _passes: int = 0
@@ -100,10 +101,13 @@ class QuotaTurns:
             if other is None:
                 shares.leave(quota, tenant, action_id)
                 continue
-            if self._can_use(quota, other, until_s) and reserved.add(other.needed_quotas):
-                self._ahead[action_id] = other
-                return True
-            self._lenders.append((quota, tenant))
+            kept = 0.0
+            if self._can_use(quota, other, until_s):
+                if reserved.add(other.needed_quotas):
+                    self._ahead[action_id] = other
+                    return True
+                kept = other.needed_quotas[quota]
+            self._lenders.append((quota, tenant, kept))
         return False
 
     def _reservations(self, quota: str, action: ActionState, until_s: float) -> TurnReservations:
@@ -180,8 +184,8 @@ class QuotaTurns:
         next action there.
         """
         shares = self.cluster.quotas.shares
-        for quota, tenant in self._lenders:
-            shares.lend(quota, tenant)
+        for quota, tenant, kept in self._lenders:
+            shares.lend(quota, tenant, kept)
         self._lenders.clear()
         self._moved = True
         tenant = action.request.tenant

@@ -24,6 +24,10 @@ from shared.policy.order.ranked_tenants import RankedTenants
 
 DEFAULT_WEIGHT: Final = 1.0
 """Weight of a tenant that the weights do not name."""
+CREDIT: Final = 4.0
+"""Amounts by which a tenant stays behind others while it waits for another quota that it will get in time. Without them
+a tenant that needs two busy quotas would lose its turn in one whenever it waits for the other. Without a bound it would
+take everything after it was limited for long."""
 MOST_IDLE: Final = 4096
 """Most idle tenants of a quota whose virtual time is kept. Beyond it, all start level with the others."""
 
@@ -151,11 +155,14 @@ class QuotaShares:
         share = self.by_quota[quota].tenants.get(tenant)
         return "" if share is None else share.waiting
 
-    def lend(self, quota: str, tenant: str) -> None:
-        """Note that another tenant was granted in the turn of this one, which could not use it. It continues level."""
+    def lend(self, quota: str, tenant: str, kept: float = 0.0) -> None:
+        """Note that another tenant was granted in the turn of this one. It continues level if it could not use it; if
+        it could, and an amount is kept for it, `CREDIT` of these behind.
+        """
         sharing = self.by_quota[quota]
         share = sharing.join(tenant)
-        sharing.set_time(tenant, share, max(share.time, sharing.served))
+        credit = CREDIT * kept / sharing.weights.get(tenant, DEFAULT_WEIGHT)
+        sharing.set_time(tenant, share, max(share.time, sharing.served - credit))
 
     def leave(self, quota: str, tenant: str, action: str) -> bool:
         """Note that an action does not wait for a quota now. Returns whether others have waited for its turn."""

@@ -84,7 +84,7 @@ class SaturatedQuota:
         for grant in granted:
             tenant = grant.action.partition("/")[0]
             assert grant.hold is not None
-            self.grants.append((self.now, tenant, grant.hold.amounts["api"]))
+            self.grants.append((self.now, tenant, grant.hold.amounts.get("api", 0.0)))
             heapq.heappush(self._running, (self.now + 1.0, len(self.grants), tenant, grant))
         if granted:
             self._submit([one.action.partition("/")[0] for one in granted if self._submits(one)])

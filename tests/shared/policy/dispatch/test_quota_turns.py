@@ -121,6 +121,38 @@ def test_a_tenant_that_another_quota_limits_leaves_the_rest_to_the_others(
     assert taken["bob"] / lasted_s == pytest.approx(bob, rel=0.03)
 
 
+@pytest.mark.parametrize(("weight", "both", "one"), [(1.0, 5.0, 5.0), (4.0, 8.0, 2.0)])
+@pytest.mark.parametrize("quotas", [("api", "other"), ("api", "other", "third")])
+def test_a_tenant_that_needs_several_busy_quotas_has_its_share_of_each(
+    quotas: tuple[str, ...], weight: float, both: float, one: float
+) -> None:
+    """Each quota has ten slots for a second, and a tenant that needs no other one."""
+    works = {"both": replace(taking(), quotas=dict.fromkeys(quotas, 1.0))}
+    works |= {name: replace(taking(), quotas={name: 1.0}) for name in quotas}
+    limits = QuotaLimits((10.0,), weights={"both": weight})
+    made = SaturatedQuota(works, dict.fromkeys(quotas, limits))
+    for name in works:
+        made.join(name)
+    made.run(200)
+    first, began_s = len(made.grants), made.now
+    made.run(600)
+    granted = Counter(tenant for _, tenant, _ in made.grants[first:])
+    for name, per_s in {"both": both, **dict.fromkeys(quotas, one)}.items():
+        assert granted[name] / (made.now - began_s) == pytest.approx(per_s, rel=0.05), granted
+
+
+def test_a_tenant_that_was_limited_for_long_does_not_take_everything_afterwards() -> None:
+    works = {"ada": taking(api=1.0, search=1.0), "bob": taking(api=1.0)}
+    made = SaturatedQuota(works, {"api": QuotaLimits((10.0,)), "search": QuotaLimits((2.0,))})
+    made.join("ada")
+    made.join("bob")
+    made.run(1000)
+    made.dispatcher.handle(made.now, QuotaSet("search", QuotaLimits((100.0,))))
+    first = len(made.grants)
+    made.run(100)
+    assert made.amounts(first)["ada"] == pytest.approx(50.0, abs=8.0)
+
+
 @pytest.mark.parametrize("slots", [10.0, 4.0])
 @pytest.mark.parametrize("pool", [CORES, SLOTS])
 def test_the_weights_of_a_plentiful_quota_do_not_matter(slots: float, pool: str) -> None:

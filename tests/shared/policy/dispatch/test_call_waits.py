@@ -1,0 +1,120 @@
+"""Calls of model services that wait: what they keep from others, and what they wait for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shared.policy.dispatch.quota_stimuli import QuotaSet
+from shared.policy.dispatch.stimuli import AttemptStarted, RequestsSubmitted
+from shared.policy.model.chunks import ServedModel
+from shared.policy.model.formulation import Grant, Work
+from shared.policy.model.quotas import QuotaLimits
+from tests.shared.policy.dispatch.test_engine_places import Cluster, call
+from tests.shared.policy.strategies import request
+
+
+def judged(service: str, duration_s: float = 4.0, **quotas: float) -> Work:
+    return replace(call(service, 1, duration_s=duration_s), quotas=quotas)
+
+
+def services_of(cluster: Cluster, grants: list[Grant]) -> str:
+    return "".join(cluster.works[one.action].service for one in grants)
+
+
+def of_tenant(cluster: Cluster, tenant: str, *works: Work) -> list[Grant]:
+    """Submit calls of a tenant."""
+    new = []
+    for one in works:
+        name = f"r{len(cluster.works)}"
+        cluster.works[name] = one
+        new.append(replace(request(name, one, at_s=cluster.now, seq=len(cluster.works)), tenant=tenant))
+    return cluster.handle(RequestsSubmitted(tuple(new)))
+
+
+def test_a_backlog_of_one_service_hides_no_other_one() -> None:
+    """More calls wait than backfill tries; the engine of the other service is idle on another node."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {"A": ServedModel((1,), 1, 60.0)})
+    cluster.join("b", 1, {"B": ServedModel((1,), 1, 60.0)})
+    assert services_of(cluster, cluster.submit(*[judged("A")] * 300)) == "A"
+    assert services_of(cluster, cluster.submit(judged("B"))) == "B"
+
+
+def test_a_service_is_not_evicted_while_its_calls_wait_in_another_lane() -> None:
+    """Calls with a quota have a lane of their own."""
+    cluster = Cluster(rule=None)
+    cluster.handle(QuotaSet("api", QuotaLimits((64.0,))))
+    cluster.join("a", 1, {name: ServedModel((1,), 1, 60.0, restore_s={1: 2.0}) for name in "AB"})
+    (first,) = cluster.submit(judged("A", 1.0, api=1.0))
+    cluster.handle(AttemptStarted(first.action, first.attempt))
+    assert cluster.submit(judged("B")) == []
+    assert cluster.submit(*[judged("A", 1.0, api=1.0)] * 9) == []
+    order = ""
+    while len(order) < 4:
+        cluster.now += 1.0
+        (granted,) = cluster.end(next(iter(cluster.running)))
+        order += services_of(cluster, [granted])
+    assert order == "AAAA", "it has its turn"
+    cluster.now += 2.0
+    assert services_of(cluster, cluster.end(next(iter(cluster.running)))) == "B", "its turn is over"
+
+
+def test_a_head_insists_if_no_lane_has_work_for_the_service_that_has_its_turn() -> None:
+    """The calls of that service lack a quota."""
+    cluster = Cluster(rule=None)
+    cluster.handle(QuotaSet("api", QuotaLimits((1.0,))))
+    cluster.join("a", 1, {name: ServedModel((1,), 1, 60.0, restore_s={1: 2.0}) for name in "AB"})
+    cluster.join("b", 1, {"C": ServedModel((1,), 1, 60.0)})
+    assert services_of(cluster, cluster.submit(judged("C", 90.0, api=1.0))) == "C"
+    (first,) = cluster.submit(judged("A", 1.0))
+    assert cluster.submit(judged("A", 1.0, api=1.0), judged("B")) == []
+    cluster.now += 3.0
+    assert services_of(cluster, cluster.end(first.action)) == "B"
+
+
+def test_a_turn_begins_when_the_first_call_executes() -> None:
+    """The node has held the engine back for seven seconds more than was expected."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {name: ServedModel((1,), 1, 60.0, restore_s={1: 2.0}) for name in "AB"})
+    (first,) = cluster.submit(judged("A", 1.0))
+    assert cluster.submit(judged("B"), *[judged("A", 1.0)] * 3) == []
+    cluster.now += 9.0
+    cluster.handle(AttemptStarted(first.action, first.attempt))
+    cluster.now += 1.0
+    (second,) = cluster.end(first.action)
+    assert services_of(cluster, [second]) == "A", "its turn has just begun"
+    cluster.now += 5.0
+    assert services_of(cluster, cluster.end(second.action)) == "B"
+
+
+def test_a_head_that_waits_for_a_chunk_leaves_the_slots_of_other_engines() -> None:
+    """C waits for GPU 0, which is free first. A has seven more slots on GPU 1."""
+    cluster = Cluster(rule=None)
+    services = {"A": ServedModel((1,), 8, 60.0), "B": ServedModel((1,), 1, 60.0), "C": ServedModel((1,), 1, 60.0)}
+    cluster.join("a", 2, services)
+    (busy, _) = cluster.submit(judged("B", 20.0), judged("A", 50.0))
+    assert cluster.submit(judged("C")) == []
+    assert services_of(cluster, cluster.submit(*[judged("A", 30.0)] * 8)) == "A" * 7
+    assert services_of(cluster, cluster.end(busy.action)) == "C"
+
+
+def test_a_head_that_waits_for_the_last_of_an_engines_calls_is_not_overtaken_there() -> None:
+    """The chunk that is free first has an engine with free slots: longer calls would delay the head."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {"A": ServedModel((1,), 8, 60.0), "C": ServedModel((1,), 1, 60.0)})
+    (first,) = cluster.submit(judged("A", 20.0))
+    assert cluster.submit(judged("C")) == []
+    assert services_of(cluster, cluster.submit(judged("A", 5.0))) == "A", "it ends earlier"
+    assert cluster.submit(judged("A", 30.0)) == []
+    cluster.now += 20.0
+    cluster.end(first.action)
+    assert services_of(cluster, cluster.end(next(iter(cluster.running)))) == "C"
+
+
+def test_a_head_that_waits_for_a_quota_leaves_the_other_slots_of_its_engine() -> None:
+    cluster = Cluster(rule=None)
+    cluster.handle(QuotaSet("api", QuotaLimits((1.0,))))
+    cluster.join("a", 1, {"A": ServedModel((1,), 4, 60.0)})
+    assert len(of_tenant(cluster, "bob", judged("A", 8.0, api=1.0))) == 1
+    assert of_tenant(cluster, "bob", judged("A", 8.0, api=1.0)) == []
+    assert len(of_tenant(cluster, "ada", *[judged("A", 90.0)] * 4)) == 2, "one slot is kept for bob's next call"

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.quota_turns import QuotaTurns
-from shared.policy.resources.pools import BACKFILL_DEPTH
 
 
 @dataclass(slots=True)
@@ -16,25 +15,20 @@ class RefusedWork:
     turns: QuotaTurns
     joins: bool
     """The nodes have structured resources: if they have no place for one action, they have none for others like it."""
-    _lacking: set[int] = field(default_factory=set)
-    """Works that lack a quota."""
-    _unplaced: set[int] = field(default_factory=set)
-    _held_back: set[tuple[int, str]] = field(default_factory=set)
-    """Works and tenants that wait for others' turns."""
-    _tried: int = 0
-
-    def tries_next(self) -> bool:
-        """Count an action that is tried. False: enough were tried."""
-        self._tried += 1
-        return self._tried <= BACKFILL_DEPTH
+    unplaced: set[int] = field(default_factory=set)
+    """Works without a place."""
+    others: set[int] = field(default_factory=set)
+    """Works that lack a quota, or of which a tenant waits for others' turns."""
+    _held_back: dict[int, set[str]] = field(default_factory=dict)
+    """Work -> tenants that wait for others' turns, since the last grant."""
 
     def __contains__(self, action: ActionState) -> bool:
-        """Return whether an action cannot start, because one like it could not."""
-        work = id(action.work)
-        if work in self._lacking:
-            self.turns.join(action)
-            return True
-        return work in self._unplaced or (work, action.request.tenant) in self._held_back
+        """Return whether an action of one of the `others` cannot start."""
+        tenants = self._held_back.get(id(action.work))
+        if tenants is not None:
+            return action.request.tenant in tenants
+        self.turns.join(action)
+        return True
 
     def add(self, action: ActionState) -> None:
         """Add an action that was looked at, and cannot start now."""
@@ -42,12 +36,16 @@ class RefusedWork:
         if not action.is_like_others:
             return
         if action.request.id in self.turns.held_back:
-            self._held_back.add((work, action.request.tenant))
+            self.others.add(work)
+            self._held_back.setdefault(work, set()).add(action.request.tenant)
         elif action.work.quotas and self.turns.lack(action):
-            self._lacking.add(work)
+            self.others.add(work)
+            self._held_back.pop(work, None)
         elif self.joins:
-            self._unplaced.add(work)
+            self.unplaced.add(work)
 
     def granted(self) -> None:
         """Note a grant: it ends a turn."""
+        for work in self._held_back:
+            self.others.discard(work)
         self._held_back.clear()

@@ -36,7 +36,7 @@ from shared.policy.dispatch.swaps import Swaps
 from shared.policy.model.formulation import Command, Grant, Resume
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
-from shared.policy.resources.pools import Lane, Pool
+from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
 
 
 @dataclass(slots=True)
@@ -227,12 +227,14 @@ class SchedulingRound:
         cluster, joins, before = self.cluster, self.cluster.nodes.are_structured(pool), len(self.new_grants)
         most = most_free(cluster, pool, lane)
         most_elastic, refused = most, RefusedWork(self.turns, joins)
-        behind = behind_head(lane, far=joins and len(pool.services) > 1) if most or joins else ()
+        behind, tried = behind_head(lane, far=joins and len(pool.services) > 1) if most or joins else (), 0
         for action in [cluster.queues.queued[name] for name in behind]:
-            more_than_free = action.pool_units > (most_elastic if action.scales else most)
-            if action in refused or id(action.work) in self.engines.full or (more_than_free and not joins):
+            work = id(action.work)
+            if work in refused.unplaced or work in self.engines.full or (work in refused.others and action in refused):
                 continue
-            if not refused.tries_next():
+            if not joins and action.pool_units > (most_elastic if action.scales else most):
+                continue
+            if (tried := tried + 1) > BACKFILL_DEPTH:
                 break
             node = self.place(pool, lane, action)
             if action.scales:

@@ -40,7 +40,8 @@ class Chunk(NamedTuple):
 
 def aligned(gpus: int, size: int) -> Iterator[Chunk]:
     """Yield the chunks of this size on a node with this many GPUs."""
-    return (Chunk(first, size) for first in range(0, gpus - size + 1, size))
+    for first in range(0, gpus - size + 1, size):
+        yield Chunk(first, size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,11 +169,13 @@ class Chunks:
         found = self._cache.free.get(units)
         if found is None:
             free, models = ~(self._mask | self._away), self.models
-            chunks = [chunk for chunk in aligned(self.capacity, units) if not chunk.mask & ~free]
-            levels = [free_level(chunk, free, self.capacity, self._largest) for chunk in chunks]
+            gpus, largest = self.capacity, self._largest
             found = self._cache.free[units] = sorted(
-                FreeChunk(level, models.last_used_s(chunk), chunk, models.free_gb(chunk))
-                for level, chunk in zip(levels, chunks, strict=True)
+                FreeChunk(
+                    free_level(chunk, free, gpus, largest), models.last_used_s(chunk), chunk, models.free_gb(chunk)
+                )
+                for chunk in aligned(gpus, units)
+                if not chunk.mask & ~free
             )
         return found
 

@@ -23,7 +23,7 @@ class CallWaits:
     engines: EngineChoice
     granted: Sized
     """Grants of the round so far."""
-    _put_off: list[tuple[Pool, Lane, int]] = field(default_factory=list)
+    put_off: list[tuple[Pool, Lane, int]] = field(default_factory=list)
     """Lanes to serve again, each with the number of grants before."""
     _is_last: bool = False
     """All lanes have been served."""
@@ -35,7 +35,7 @@ class CallWaits:
         if head not in self.swaps.waiting and not self.engines.waits_for_calls(pool, lane, head):
             return False
         if not self._is_last and len(pool.lanes) + bool(pool.queue) > 1:
-            self._put_off.append((pool, lane, len(self.granted)))
+            self.put_off.append((pool, lane, len(self.granted)))
             return False
         self.swaps.insisting = self.engines.insisting = head
         return True
@@ -43,6 +43,6 @@ class CallWaits:
     def left(self, lanes: Lanes) -> Iterator[tuple[Pool, Lane]]:
         """Yield the lanes to serve again after all others: those after which nothing was granted."""
         self._is_last = True
-        for pool, lane, granted in self._put_off:
+        for pool, lane, granted in self.put_off:
             if len(self.granted) == granted and lane.queue and (pool.name, lane.name) not in lanes.asleep:
                 yield pool, lane

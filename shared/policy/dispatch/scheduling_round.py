@@ -94,8 +94,9 @@ class SchedulingRound:
         self._serve_lanes(waiting, free)
         while again := self.turns.next_pass():
             self._serve_lanes(again)
-        for left in self.calls.left(self.cluster.queues.lanes):
-            self._serve_lanes([left])
+        if self.calls.put_off:
+            for left in self.calls.left(self.cluster.queues.lanes):
+                self._serve_lanes([left])
 
     def _serve_lanes(self, waiting: list[tuple[Pool, Lane]], free: Iterable[Need] = ()) -> None:
         if len(waiting) == 1 and not free:

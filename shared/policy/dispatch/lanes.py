@@ -20,7 +20,11 @@ from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
 from shared.policy.resources.quotas import Quotas
 
 MOST_PASSED: Final = 4096
-"""Most actions behind a head that a round passes over to find calls of other model services."""
+"""Most actions behind a head that a round passes over to find calls of other model services, about 1 us each."""
+FAR_S: Final = 0.2
+"""Time between two such walks over a lane."""
+FAR_AGAIN_S: Final = 0.02
+"""The same after a walk that has granted something."""
 
 
 @dataclass(slots=True)

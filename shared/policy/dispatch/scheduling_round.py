@@ -23,7 +23,7 @@ from shared.policy.dispatch.elastic_grants import NewGrant, grant_elastic_units
 from shared.policy.dispatch.elastic_waits import ElasticWaits
 from shared.policy.dispatch.engine_choice import EngineChoice
 from shared.policy.dispatch.invariants import InvariantError
-from shared.policy.dispatch.lanes import behind_head
+from shared.policy.dispatch.lanes import FAR_AGAIN_S, FAR_S, behind_head
 from shared.policy.dispatch.node_choice import is_possible, most_free, owns_less, place_prefetched, places
 from shared.policy.dispatch.quota_amounts import estimate_amounts
 from shared.policy.dispatch.quota_turns import QuotaTurns
@@ -222,13 +222,13 @@ class SchedulingRound:
     def _backfill(self, pool: Pool, lane: Lane) -> int:
         """Grant work behind a head that does not fit, as its reservation allows. Returns the number of grants.
 
-        Free units do not limit work that may join others (`is_structured`). Its search ends for all work of one sort
-        when no node has a place for one.
+        Free units do not limit work that may join others (`is_structured`).
         """
         cluster, joins, before = self.cluster, self.cluster.nodes.are_structured(pool), len(self.new_grants)
         most = most_free(cluster, pool, lane)
         most_elastic, refused = most, RefusedWork(self.turns, joins)
-        behind, tried = behind_head(lane, far=joins and len(pool.services) > 1) if most or joins else (), 0
+        far = joins and len(pool.services) > 1 and self.now >= lane.far_at_s
+        behind, tried = behind_head(lane, far=far) if most or joins else (), 0
         for action in [cluster.queues.queued[name] for name in behind]:
             work = id(action.work)
             if work in refused.unplaced or work in self.engines.full or (work in refused.others and action in refused):
@@ -250,7 +250,10 @@ class SchedulingRound:
                 cluster.queues.set_stuck(lane, action)
             else:
                 refused.add(action)
-        return len(self.new_grants) - before
+        granted = len(self.new_grants) - before
+        if far:
+            lane.far_at_s = self.now + (FAR_AGAIN_S if granted else FAR_S)
+        return granted
 
     def _grant(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False) -> None:
         """Charge the tenant, assign the action to the node, and add the command."""

@@ -68,6 +68,8 @@ class Lane:
     """Order of creation among the lanes of its pool; for a pool, among all pools."""
     feasible: str = ""
     """Head that some node is known to be able to take eventually."""
+    far_at_s: float = 0.0
+    """Time from which a round may walk beyond `BACKFILL_DEPTH` again, for calls of other model services."""
     shared: str = ""
     """Quota by whose weights, and by whose amounts, tenants take turns in this lane; empty: by unit-seconds."""
 

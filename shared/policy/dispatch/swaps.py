@@ -3,10 +3,10 @@
 An action whose service is not resident waits, and work behind it that needs no restore goes first. Laws:
   - it waits only while a service that its restore would evict has its turn: other work of the pool waits for it, or
     the action itself is planned (`engine_choice`) and may use an engine of another degree; and `swap_wait_s` have not
-    passed since its first grant there after it became resident, or since the expected end of the restore for that
-    grant;
+    passed since its first grant there after it became resident; of one that was restored for it, since the first
+    report that it executes, before that since the expected end of the restore;
   - work behind it restores nothing on the units for which it waits, so no later turn begins there;
-  - it waits for no work that cannot start: if nothing behind it was granted, it is.
+  - it waits for no work that cannot start: if nothing in any lane was granted for which it waits, it is (`call_waits`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class Held(NamedTuple):
     """Times of a service on a chunk that holds it."""
 
     since_s: float = -math.inf
-    """Beginning of its turn: the first grant since it became resident, or the expected end of the restore for it."""
+    """Beginning of its turn: the first grant since it became resident; the expected end of the restore for it, and its
+    first execution once that was reported."""
     used_s: float = -math.inf
     """Its last grant there."""
 

@@ -24,8 +24,8 @@ LaneKey = tuple[str, str]
 """(Pool, lane)."""
 Need = tuple[str, float]
 """(Quota, amount)."""
-Sort = tuple[str, str, tuple[tuple[str, int], ...]]
-"""(Pool, kind, units): heads of one sort reserve units on the same node."""
+Sort = tuple[str, str, tuple[tuple[str, int], ...], str]
+"""(Pool, kind, units, model service): heads of one sort reserve units on the same node."""
 Entry = tuple[EbfKey, LaneKey]
 """A sleeping lane with the key of its head."""
 COMPACT_ABOVE: Final = 64

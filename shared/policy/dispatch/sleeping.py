@@ -36,7 +36,8 @@ def sleeper(cluster: ClusterState, pool: Pool, lane: Lane, now: float) -> Sleepe
     lacking = _lacking(cluster, pool, lane, now)
     if not lacking:
         return None
-    sort = None if lane.node else (pool.name, action.work.kind, tuple(sorted(action.needs.items())))
+    work, needs = action.work, tuple(sorted(action.needs.items()))
+    sort = None if lane.node else (pool.name, work.kind, needs, work.service)
     return Sleeper(pool, lane, head, key, named, lacking, sort)
 
 

@@ -80,8 +80,7 @@ class Chunks:
     @property
     def offer(self) -> object:
         """What decides which work could ever run here; to be compared."""
-        services = {name: (one.degrees, one.unusable) for name, one in self.models.served.items()}
-        return services, self._bad
+        return {name: (one.degrees, one.unusable) for name, one in self.models.served.items()}, self._bad
 
     # ---- units -------------------------------------------------------------------------------------------------
 
@@ -277,8 +276,9 @@ class Chunks:
         return ChunkStates(blocks_of(free, self.capacity), units)
 
     def is_open(self, chunk: Chunk, service: str) -> bool:
-        """Return whether a service may use a chunk: no GPU of it is bad or released."""
-        return not (chunk.mask & self._away or (service and chunk in self.models.served[service].unusable))
+        """Return whether a service may use a chunk: the node has it, and no GPU of the chunk is bad or released."""
+        one = self.models.served.get(service)
+        return not chunk.mask & self._away and (not service or (one is not None and chunk not in one.unusable))
 
     # ---- parts -------------------------------------------------------------------------------------------------
 

@@ -118,3 +118,23 @@ def test_a_head_that_waits_for_a_quota_leaves_the_other_slots_of_its_engine() ->
     assert len(of_tenant(cluster, "bob", judged("A", 8.0, api=1.0))) == 1
     assert of_tenant(cluster, "bob", judged("A", 8.0, api=1.0)) == []
     assert len(of_tenant(cluster, "ada", *[judged("A", 90.0)] * 4)) == 2, "one slot is kept for bob's next call"
+
+
+def test_heads_that_sleep_for_quotas_reserve_on_the_nodes_of_their_own_services() -> None:
+    """Both wait for quotas, and their services are on different nodes. Calls without quotas go past them."""
+    cluster = Cluster(rule=None)
+    for name in ("one", "two"):
+        cluster.handle(QuotaSet(name, QuotaLimits((1.0,))))
+    cluster.join("a", 2, {"A": ServedModel((1,), 1, 60.0)})
+    cluster.join("b", 2, {"B": ServedModel((1,), 1, 60.0)})
+    cluster.submit(judged("A", 50.0, one=1.0), judged("B", 50.0, two=1.0))
+    assert cluster.submit(judged("A", 50.0, one=1.0)) == []
+    assert cluster.submit(judged("B", 50.0, two=1.0)) == []
+    cluster.now += 1.0
+    assert len(cluster.dispatcher.cluster.queues.lanes.asleep) == 2
+    for name in "ABAB":
+        cluster.submit(judged(name, 1.0))
+        cluster.now += 0.1
+    cluster.go_to(cluster.now + 2.0)
+    assert sorted(services_of(cluster, [one for _, one in cluster.running.values()])) == ["A", "B"]
+    assert len(cluster.begun_s) == 6

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
+
+import pytest
 
 from shared.policy.dispatch.quota_stimuli import QuotaSet
+from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.stimuli import AttemptStarted, RequestsSubmitted
-from shared.policy.model.chunks import ServedModel
+from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.formulation import Grant, Work
-from shared.policy.model.quotas import QuotaLimits
+from shared.policy.model.quotas import QuotaLimits, Rate
 from tests.shared.policy.dispatch.test_engine_places import Cluster, call
 from tests.shared.policy.strategies import request
 
@@ -138,3 +142,42 @@ def test_heads_that_sleep_for_quotas_reserve_on_the_nodes_of_their_own_services(
     cluster.go_to(cluster.now + 2.0)
     assert sorted(services_of(cluster, [one for _, one in cluster.running.values()])) == ["A", "B"]
     assert len(cluster.begun_s) == 6
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_calls_with_quotas_keep_the_laws_and_end(seed: int) -> None:
+    """Services on unlike nodes, several slots, two tenants, quotas, failed engines; the dispatcher checks each step."""
+    rng = Random(seed)
+    cluster = Cluster(rule=rng.choice([None, "priced"]))
+    for name in ("one", "two"):
+        cluster.handle(QuotaSet(name, rng.choice([QuotaLimits((2.0,)), QuotaLimits((), (Rate(3.0, 1.0),))])))
+    names = "ABCDE"
+    on_node = {node: rng.sample(names, 3) for node in "ab"} | {"c": list(names)}
+
+    def report(node: str) -> dict[str, ServedModel]:
+        unusable = frozenset({Chunk(rng.randrange(2), 1)}) if rng.random() < 0.3 else frozenset[Chunk]()
+        slow = ServedModel((1, 2), 1, 40.0, unusable=unusable, restore_s={1: 2.0, 2: 1.0}, evict_s={1: 0.5, 2: 0.5})
+        return {name: replace(slow, concurrency=rng.choice([1, 4])) for name in on_node[node]}
+
+    for node in on_node:
+        cluster.join(node, 2, report(node))
+    for _ in range(250):
+        event = rng.random()
+        if event < 0.5:
+            made = call(rng.choice(names), *rng.choice([(1,), (1,), (2,), (1, 2)]), duration_s=rng.uniform(0.2, 6.0))
+            wanted = rng.sample(["one", "two"], rng.choice([0, 0, 1, 2]))
+            of_tenant(cluster, rng.choice(["ada", "bob"]), replace(made, quotas=dict.fromkeys(wanted, 1.0)))
+        elif event < 0.6 and cluster.running:
+            name = rng.choice(sorted(cluster.running))
+            cluster.handle(AttemptStarted(name, cluster.running[name][1].attempt))
+        elif event < 0.65:
+            node = rng.choice(sorted(on_node))
+            cluster.handle(ServicesReported(node, "1", "gpus", report(node), (80.0, 80.0), (), ()))
+        else:
+            cluster.go_to(cluster.now + rng.choice([0.1, 0.5, 2.0]))
+    for node in on_node:
+        services = {name: ServedModel((1, 2), 4, 40.0) for name in on_node[node]}
+        cluster.handle(ServicesReported(node, "1", "gpus", services, (80.0, 80.0), (), ()))
+    for _ in range(600):
+        cluster.go_to(cluster.now + 1.0)
+    assert len(cluster.begun_s) == len(cluster.works), "every call was granted"

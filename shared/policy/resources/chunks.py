@@ -276,7 +276,7 @@ class Chunks:
         return ChunkStates(blocks_of(free, self.capacity), units)
 
     def is_open(self, chunk: Chunk, service: str) -> bool:
-        """Return whether a service may use a chunk: the node has it, and no GPU of the chunk is bad or released."""
+        """Return whether a service may use a chunk: it can be served there, and no GPU is bad or released."""
         one = self.models.served.get(service)
         return not chunk.mask & self._away and (not service or (one is not None and chunk not in one.unusable))
 

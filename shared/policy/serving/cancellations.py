@@ -22,7 +22,7 @@ from typing import Final
 
 from shared.policy.serving.engine_steps import EngineSteps
 from shared.policy.serving.instance import EngineInstance
-from shared.policy.serving.model import CancelStep
+from shared.policy.serving.model import CancelStep, InstanceId
 from shared.policy.serving.node_state import NodeState
 from shared.policy.serving.yields import late_s, most_held_s
 
@@ -43,9 +43,16 @@ class StepCancellations:
         for other, due_s in self._due(one):
             if due_s <= now:
                 other.cancelled = "late" if other.waiting or other.yields else "unheld"
-                why = f"its {other.step} is cancelled: a holder waits for {one.id}"
+                why = f"its {other.step} is cancelled: a holder waits for {self._waits_longest(other, one)}"
                 self._state.set_state(other, other.state, why, now)
                 self._state.commands.append(CancelStep(other.id))
+
+    def _waits_longest(self, other: EngineInstance, one: EngineInstance) -> InstanceId:
+        """Return the instance whose holder has waited longest for GPUs of a load; `one` waits for them too. So the
+        reason does not depend on which of several was looked at first.
+        """
+        waiting = [each for each in (one, *self._state.overlapping(other)) if each.oldest is not None]
+        return min(waiting, key=lambda each: (each.oldest.arrived_s if each.oldest else inf, each.id)).id
 
     def next_s(self, one: EngineInstance, now: float) -> float:
         """Return the next time of `make_way`; infinity: never, unless something changes."""

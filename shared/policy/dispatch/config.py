@@ -25,7 +25,7 @@ class DispatchConfig:
     """Actions that one turn ends for cancellations, and as many for their deadlines: some 10 ms each, with the
     answers. More wait for later turns."""
     swap_wait_s: float = 5.0
-    """Turn of a model service on its chunk, from its first grant there: before its end, work of another service does
-    not evict it while work waits for it."""
+    """Shortest turn of a model service on its chunk: before its end, work of another service does not evict it while
+    work waits for it. A turn lasts as long as the swap after it, up to twelve times this (`chunk_waits.turn_s`)."""
     elastic: ElasticRules = field(default_factory=ElasticRules)
     """Rules for units beyond the fewest."""

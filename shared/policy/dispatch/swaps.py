@@ -2,9 +2,9 @@
 
 An action whose service is not resident waits, and work behind it that needs no restore goes first. Laws:
   - it waits only while a service that its restore would evict has its turn: other work of the pool waits for it, or
-    the action itself is planned (`engine_choice`) and may use an engine of another degree; and `swap_wait_s` have not
-    passed since its first grant there after it became resident; of one that was restored for it, since the first
-    report that it executes, before that since the expected end of the restore;
+    the action itself is planned (`engine_choice`) and may use an engine of another degree. A turn of `turn_s` begins
+    with its first grant there after it became resident; if it was restored for a grant, with the first report that one
+    executes, and before that report with the expected end of the restore;
   - work behind it restores nothing on the units for which it waits, so no later turn begins there;
   - it waits for no work that cannot start: if nothing in any lane was granted for which it waits, it is (`call_waits`).
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.resources.chunk_waits import turn_s
 from shared.policy.resources.ledger import Node
 
 
@@ -45,9 +46,10 @@ class Swaps:
         return True
 
     def _is_someones_turn(self, node: Node, action: ActionState) -> bool:
-        begun_s, own = self.now - self.cluster.swap_wait_s, action.work.service
+        own, use, resource = action.work.service, action.use(), node.resources[action.resource]
         services = self.cluster.queues.pool(action.work.pool).services
         planned = self.cluster.elastic.rule is not None and self.cluster.durations.scalable(action) is not None
         waiting = services.keys() if planned or services.get(own, 0) > 1 else services.keys() - {own}
-        evicted = node.resources[action.resource].evicts(action.granted_units, action.use(), waiting)
-        return any(since_s > begun_s for _, since_s in evicted)
+        swap_s = resource.begins_s(action.granted_units, use) - use.now
+        begun_s = self.now - turn_s(self.cluster.swap_wait_s, swap_s)
+        return any(since_s > begun_s for _, since_s in resource.evicts(action.granted_units, use, waiting))

@@ -16,10 +16,10 @@ class ChunkChoice(NamedTuple):
 
     joins: int
     """0: it joins a busy chunk of its service; 1: it gets a chunk of its own."""
-    level: int
-    """Size of the free block that is split for it, at most the largest degree; 0 if it joins."""
     restores: bool
     """Its service has to be restored there."""
+    level: int
+    """Size of the free block that is split for it, at most the largest degree; 0 if it joins."""
     loads: bool
     """No engine of its service sleeps there."""
     swap_s: float
@@ -97,20 +97,22 @@ def best_free(free: Iterable[FreeChunk], models: ModelResidency, service: str, s
     one, held, lowest = models.served[service], models.chunks_of(service), 0
     unusable, asleep, needed_gb = one.unusable, one.asleep, one.gb(size) - ROUNDING_GB
     for level, used_s, chunk, room_gb in free:
-        if lowest and level > lowest:
-            break
         if chunk in unusable:
             continue
-        lowest = level
         if chunk in held:  # no later one is better: they are in order
-            return ChunkChoice(1, level, False, False, 0.0, False, used_s, chunk)
+            return ChunkChoice(1, False, level, False, 0.0, False, used_s, chunk)
+        if lowest and level > lowest:
+            if not held:
+                break
+            continue
+        lowest = level
         lacks = room_gb < needed_gb
         if chunk in asleep:
             swap_s = asleep[chunk] + (models.evict_s(service, chunk) if lacks else 0.0)
             if sleeps is None or (swap_s, lacks) < (sleeps.swap_s, sleeps.evicts):
-                sleeps = ChunkChoice(1, level, True, False, swap_s, lacks, used_s, chunk)
+                sleeps = ChunkChoice(1, True, level, False, swap_s, lacks, used_s, chunk)
         elif lacks:
-            evicts = evicts or ChunkChoice(1, level, True, True, 0.0, True, used_s, chunk)
+            evicts = evicts or ChunkChoice(1, True, level, True, 0.0, True, used_s, chunk)
         else:
-            fits = fits or ChunkChoice(1, level, True, True, 0.0, False, used_s, chunk)
+            fits = fits or ChunkChoice(1, True, level, True, 0.0, False, used_s, chunk)
     return sleeps or fits or evicts

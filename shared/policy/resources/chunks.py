@@ -1,15 +1,15 @@
 """GPUs of one node: aligned chunks for model services (ARL-Tangram §5.3; cells as in HiveD, OSDI 2020).
 
-A *chunk* is an aligned interval of 1, 2, 4 or 8 GPUs. Splitting and merging need no records: the free chunks follow
-from the set of free GPUs. Laws (tests/shared/policy/resources/test_chunks.py):
+A *chunk* is an aligned interval of 1, 2, 4 or 8 GPUs. The free ones follow from the set of free GPUs, without records.
+Laws (tests/shared/policy/resources/test_chunks.py):
   - a GPU is in at most one busy chunk, and a busy chunk has one model service. Several holders share it, up to the
     service's concurrency;
   - a GPU that is marked bad or is released is in no new chunk. It still counts as existing. Work that needs a released
     one waits for it, because it comes back when the node's share needs it; work that needs a bad one can never start;
-  - a new holder joins a busy chunk of its service, if one has room. Otherwise the smallest free block that is large
-    enough is split. Among blocks of one level, a chunk that holds the service is first, then one where it sleeps, by
-    the time of evictions and restore, then one with memory for it beside what is resident, then the one that was used
-    least recently. Blocks above the largest degree of the node's services count as one level: nothing needs them whole.
+  - a new holder joins a busy chunk of its service that has room. Otherwise it gets a free chunk that holds the service,
+    in the smallest free block. Otherwise the smallest free block is split; among equals, one where it sleeps is first,
+    by the time of evictions and restore; then one with memory for it beside what is resident; then the one that was
+    used least recently. Blocks above the largest degree of the node's services are equal: nothing needs them whole.
 """
 
 from __future__ import annotations
@@ -144,11 +144,11 @@ class Chunks:
         if units not in SIZES or not self._serves(units, service):
             return None
         if service and (joined := self._joinable(units, service)) is not None:
-            return ChunkChoice(0, 0, False, False, 0.0, False, 0.0, joined)
+            return ChunkChoice(0, False, 0, False, 0.0, False, 0.0, joined)
         if units > self.free or not (free := self._free_chunks(units)):
             return None
         if not service:
-            return ChunkChoice(1, free[0].level, False, False, 0.0, False, free[0].used_s, free[0].chunk)
+            return ChunkChoice(1, False, free[0].level, False, 0.0, False, free[0].used_s, free[0].chunk)
         return best_free(free, self.models, service, units)
 
     def engine_records(self) -> EngineRecords:
@@ -309,8 +309,8 @@ class Chunks:
             return None
         if not joins and units > self.free:
             return None
-        restores = bool(service) and not self.models.holds(chunk, service)
-        return ChunkChoice(not joins, 0, restores, restores, 0.0, restores, 0.0, chunk)
+        away = bool(service) and not self.models.holds(chunk, service)
+        return ChunkChoice(not joins, away, 0, away, 0.0, away, 0.0, chunk)
 
     def _reported(self, units: int, service: str, numbers: tuple[int, ...]) -> Chunk | None:
         """Return the chunk of a holder that its node reports; None if it contradicts the present busy chunks."""

@@ -132,10 +132,14 @@ class ModelResidency:
 
     def begins_s(self, chunk: Chunk, service: str, now: float) -> float:
         """Return the time at which a grant would execute: after what leaves for it, and the restore of its service."""
-        here, one = self._held.get(service, {}).get(chunk), self.served.get(service)
-        if here is not None or one is None:
-            return now if here is None else max(now, here.since_s)
-        return now + self.evict_s(service, chunk) + one.restore_on_s(chunk)
+        return max(now + self.swap_s(chunk, service), self.since_s(chunk, service))
+
+    def swap_s(self, chunk: Chunk, service: str) -> float:
+        """Return the seconds of the evictions and the restore before a service is resident on a chunk; 0 if it is."""
+        one = self.served.get(service)
+        if one is None or self.holds(chunk, service):
+            return 0.0
+        return self.evict_s(service, chunk) + one.restore_on_s(chunk)
 
     def evict_s(self, service: str, chunk: Chunk) -> float:
         """Return the seconds until what leaves a chunk for this service has left."""

@@ -91,6 +91,24 @@ def test_a_turn_begins_when_the_first_call_executes() -> None:
     assert services_of(cluster, cluster.end(second.action)) == "B"
 
 
+@pytest.mark.parametrize(("restore_s", "calls"), [(2.0, 5), (20.0, 21), (200.0, 60)], ids=["fast", "slow", "very slow"])
+def test_a_turn_lasts_as_long_as_the_swap_after_it(restore_s: float, calls: int) -> None:
+    """Five seconds at least and a minute at most; an eviction takes one."""
+    cluster = Cluster(rule=None)
+    cluster.join(
+        "a", 1, {name: ServedModel((1,), 1, 60.0, restore_s={1: restore_s}, evict_s={1: 1.0}) for name in "AB"}
+    )
+    (granted,) = cluster.submit(judged("A", 1.0))
+    cluster.handle(AttemptStarted(granted.action, granted.attempt))
+    assert cluster.submit(judged("B"), *[judged("A", 1.0)] * 80) == []
+    order = "A"
+    while order[-1] == "A":
+        cluster.now += 1.0
+        (granted,) = cluster.end(granted.action)
+        order += services_of(cluster, [granted])
+    assert order == "A" * calls + "B"
+
+
 def test_a_head_that_waits_for_a_chunk_leaves_the_slots_of_other_engines() -> None:
     """C waits for GPU 0, which is free first. A has seven more slots on GPU 1."""
     cluster = Cluster(rule=None)

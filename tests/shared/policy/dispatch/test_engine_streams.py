@@ -1,12 +1,12 @@
 """An old elastic call of a model service beside a stream of calls that never ends: it is granted within a bound.
 
-The bound follows from the laws of `engine_choice`, `swaps` and `scheduling_round`. Let `turn` be `swap_wait_s`:
-  1. for `turn` seconds, younger calls may be planned before the old one;
+The bound follows from the laws of `engine_choice`, `swaps` and `scheduling_round`:
+  1. for `swap_wait_s`, younger calls may be planned before the old one;
   2. then it is planned first, and nothing starts in its place that is not predicted to end before. So what is in its
      way has begun by then, and ends after an eviction, a restore and the longest call at most;
-  3. a service that was restored there last has its turn, for `turn` from the end of its restore. Calls of this service
-     may begin until the end of the turn, and take the longest call at most. Nothing else is restored there.
-So it waits for two turns, an eviction, a restore and the longest call at most, and until the next round.
+  3. a service that was restored there last has its turn, for `turn_s` from the end of its restore. Calls of this
+     service may begin until the end of the turn, and take the longest call at most. Nothing else is restored there.
+So it waits for both, an eviction, a restore and the longest call at most, and until the next round.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pytest
 from shared.policy.dispatch.stimuli import ActionCancelled, Stimulus
 from shared.policy.model.chunks import SIZES, ServedModel
 from shared.policy.model.formulation import Grant, Work
+from shared.policy.resources.chunk_waits import turn_s
 from tests.shared.policy.dispatch.test_engine_places import SPEED, Cluster, call
 
 STEP_S: Final = 0.5
@@ -127,8 +128,8 @@ def waited_s(gpus: int, nodes: int, restore_s: float, stream: Stream, old: Work,
         cluster.go_to(cluster.now + STEP_S)
     cluster.handle(*[ActionCancelled(name, "older than the old call") for name in waiting])
     name, since_s = f"r{len(cluster.works)}", cluster.now
-    turn_s = cluster.dispatcher.config.swap_wait_s
-    bound_s = 2 * turn_s + EVICT_S + restore_s + stream.longest_s + STEP_S
+    wait_s, swap_s = cluster.dispatcher.config.swap_wait_s, EVICT_S + restore_s
+    bound_s = wait_s + turn_s(wait_s, swap_s) + swap_s + stream.longest_s + STEP_S
     cluster.submit(old)
     while name not in cluster.begun_s and cluster.now < since_s + 2 * bound_s:
         submit()

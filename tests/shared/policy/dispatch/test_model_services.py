@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -136,6 +137,25 @@ def test_work_goes_where_its_service_is_resident() -> None:
     cluster.end("r2")
     (third,) = cluster.submit("r3", use("reward"))
     assert third.node == "a", "a later grant implies where a service is"
+
+
+def test_a_light_load_comes_to_rest() -> None:
+    """There are GPUs for all six services, so restores end. P needs blocks of two; others split such blocks."""
+    services = {name: served(concurrency=8) for name in "ABCDE"} | {"P": served(2)}
+    cluster, rng = Cluster(("a", "b"), 4, services), Random(1)
+    cluster.join()
+    restored, held = 0, dict[tuple[str, int], tuple[str, tuple[int, ...]]]()
+    for number in range(500):
+        restored *= number != 100
+        cluster.now += 1.0
+        for name in [name for name in cluster.running if rng.random() < 0.5]:
+            cluster.end(name)
+        name = rng.choices("ABCDEP", (10, 10, 10, 10, 10, 1))[0]
+        for one in cluster.submit(f"r{number}", use(name, 2 if name == "P" else 1)):
+            gpus, engine = [(one.node, gpu) for gpu in one.numbers], (cluster.service_of[one.action], one.numbers)
+            restored += any(held.get(gpu) != engine for gpu in gpus)
+            held |= dict.fromkeys(gpus, engine)
+    assert not restored, "none since the first hundred calls"
 
 
 def test_work_wakes_an_engine_before_another_one_is_loaded() -> None:

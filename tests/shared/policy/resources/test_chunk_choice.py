@@ -68,11 +68,11 @@ def check_choice(chunks: Chunks, units: int, service: str) -> None:
         level = max([units, *(block.size for block in blocks if free.issuperset(block.gpus))])
         used_s, lacks = models.last_used_s(chunk), models.free_gb(chunk) < one.gb(units) - ROUNDING_GB
         if models.holds(chunk, service):
-            return level, False, False, 0.0, False, used_s, chunk
+            return False, level, False, 0.0, False, used_s, chunk
         if chunk in one.asleep:
             swap_s = one.asleep[chunk] + (models.evict_s(service, chunk) if lacks else 0.0)
-            return level, True, False, swap_s, lacks, used_s, chunk
-        return level, True, True, 0.0, lacks, used_s, chunk
+            return True, level, False, swap_s, lacks, used_s, chunk
+        return True, level, True, 0.0, lacks, used_s, chunk
 
     every = [Chunk(first, units) for first in range(0, CAPACITY, units)]
     usable = [chunk for chunk in every if free.issuperset(chunk.gpus) and chunk not in one.unusable]

@@ -209,14 +209,27 @@ def test_a_plan_reads_where_engines_sleep() -> None:
     assert row[1, ROW_LEAST_S:].tolist() == [6.0, -1.0, 7.0, *none[2:]]
 
 
-def test_a_smaller_block_comes_before_residency_only_if_a_larger_one_is_needed_whole() -> None:
-    resident = frozenset({Chunk(4, 1)})
-    for degrees, gpu in (((1,), 4), ((1, 4), 3)):
-        chunks = serving(judge=ServedModel((1,), 1, 40.0, resident), big=ServedModel(degrees, 1, 40.0))
-        for at in range(3):
-            chunks.take(1, f"o{at}", Use("", 0.0, (at,)))
-        chunks.take(1, "me", Use("judge"))
-        assert chunks.numbers("me") == (gpu,), degrees
+@pytest.mark.parametrize(
+    ("degrees", "resident", "asleep", "gpu"),
+    [
+        ((1, 4), {4}, {}, 4),
+        ((1, 4), {3, 4}, {}, 3),
+        ((1, 4), set(), {4: 2.0}, 3),
+        ((1,), set(), {4: 2.0}, 4),
+    ],
+    ids=["it holds the service", "both hold it", "it sleeps in the larger one", "no larger one is needed whole"],
+)
+def test_a_larger_block_is_split_for_a_chunk_that_holds_the_service(
+    degrees: tuple[int, ...], resident: set[int], asleep: dict[int, float], gpu: int
+) -> None:
+    """GPU 3 is alone, GPUs 4 to 7 are a block."""
+    held, sleeping = frozenset(Chunk(at, 1) for at in resident), {Chunk(at, 1): s for at, s in asleep.items()}
+    judge = ServedModel((1,), 1, 40.0, held, asleep=sleeping)
+    chunks = serving(judge=judge, big=ServedModel(degrees, 1, 40.0))
+    for at in range(3):
+        chunks.take(1, f"o{at}", Use("", 0.0, (at,)))
+    chunks.take(1, "me", Use("judge"))
+    assert chunks.numbers("me") == (gpu,)
 
 
 def test_bad_and_quarantined_chunks_are_not_chosen_and_still_exist() -> None:

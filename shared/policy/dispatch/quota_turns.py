@@ -89,6 +89,13 @@ class QuotaTurns:
         """Return whether the amounts of an action are not free for any tenant."""
         return not self.cluster.quotas.fits(action.needed_quotas, self.now)
 
+    def refuse_all(self, lane: Lane) -> bool:
+        """Return whether nothing of a lane can start: its head lacks quotas or its turn, and all others are like it."""
+        head = lane.queue.head()
+        if lane.alike is None or head is None:
+            return False
+        return head in self.held_back or self.lack(self.cluster.queues.queued[head])
+
     def _is_preceded(self, quota: str, action: ActionState) -> bool:
         """Return whether too little of a quota is left for a tenant that is ahead and could use it, if an action takes
         what it needs. Those that have left are removed.
@@ -119,8 +126,11 @@ class QuotaTurns:
         """
         shares, tenant, action_id = self.cluster.quotas.shares, action.request.tenant, action.request.id
         for quota in shares.among(action.needed_quotas):
-            if not self._can_use(quota, action, self.now):
-                other = self._waiting(quota, shares.waiting(quota, tenant))
+            known = shares.waiting(quota, tenant)
+            if known == action_id:
+                continue
+            if known and not self._can_use(quota, action, self.now):
+                other = self._waiting(quota, known)
                 if other is not None and self._can_use(quota, other, self.now):
                     continue
             shares.wait(quota, tenant, action_id)

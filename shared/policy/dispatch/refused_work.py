@@ -21,13 +21,18 @@ class RefusedWork:
     """Works that lack a quota, or of which a tenant waits for others' turns."""
     _held_back: dict[int, set[str]] = field(default_factory=dict)
     """Work -> tenants that wait for others' turns, since the last grant."""
+    _joined: set[tuple[int, str]] = field(default_factory=set)
+    """(Work, tenant that waits with an action of it), since the last grant."""
 
     def __contains__(self, action: ActionState) -> bool:
         """Return whether an action of one of the `others` cannot start."""
-        tenants = self._held_back.get(id(action.work))
+        work, tenant = id(action.work), action.request.tenant
+        tenants = self._held_back.get(work)
         if tenants is not None:
-            return action.request.tenant in tenants
-        self.turns.join(action)
+            return tenant in tenants
+        if (work, tenant) not in self._joined:
+            self._joined.add((work, tenant))
+            self.turns.join(action)
         return True
 
     def add(self, action: ActionState) -> None:
@@ -49,3 +54,4 @@ class RefusedWork:
         for work in self._held_back:
             self.others.discard(work)
         self._held_back.clear()
+        self._joined.clear()

@@ -226,9 +226,9 @@ class SchedulingRound:
         """
         cluster, joins, before = self.cluster, self.cluster.nodes.are_structured(pool), len(self.new_grants)
         most = most_free(cluster, pool, lane)
-        most_elastic, refused = most, RefusedWork(self.turns, joins)
+        most_elastic, refused, tried = most, RefusedWork(self.turns, joins), 0
         far = joins and len(pool.services) > 1 and self.now >= lane.far_at_s
-        behind, tried = behind_head(lane, far=far) if most or joins else (), 0
+        behind = behind_head(lane, far=far) if (most or joins) and not self.turns.refuse_all(lane) else ()
         for action in [cluster.queues.queued[name] for name in behind]:
             work = id(action.work)
             if work in refused.unplaced or work in self.engines.full or (work in refused.others and action in refused):

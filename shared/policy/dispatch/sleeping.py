@@ -56,10 +56,11 @@ def _lacking(cluster: ClusterState, pool: Pool, lane: Lane, now: float) -> tuple
 
     Actions of the same work are alike, so one of them is looked at.
     """
+    depth = 1 if lane.alike else BACKFILL_DEPTH + 1
     least: dict[str, float] = {}
     seen: set[int] = set()
     nodes = cluster.nodes.of(pool, lane)
-    for name in islice(lane.queue.mixed(), BACKFILL_DEPTH + 1):
+    for name in islice(lane.queue.mixed(), depth):
         action = cluster.queues.queued[name]
         if id(action.work) in seen:
             continue

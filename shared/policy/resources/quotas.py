@@ -100,11 +100,12 @@ class Quotas:
             limits = self.limits.get(name)
             if limits is None:
                 return name
-            used = self.used.get(name, 0.0)
-            if any(exceeds(used + amount, most) for most in limits.concurrency):
-                return name
-            if any(exceeds(self.missing(name, rate, now) + amount, rate.most) for rate in limits.rates):
-                return name
+            for most in limits.concurrency:
+                if exceeds(self.used.get(name, 0.0) + amount, most):
+                    return name
+            for rate in limits.rates:
+                if exceeds(self.missing(name, rate, now) + amount, rate.most):
+                    return name
             if self.brakes.by_quota and self.brakes.blocks(name, len(self.holders.of(name)), now):
                 return name
         return None

@@ -164,8 +164,13 @@ class ActionState:
 
     @property
     def is_like_others(self) -> bool:
-        """Return whether all waiting actions of the same work and lane need the same of nodes and quotas."""
-        return not (self.estimated or self.parked or self.scales) and self.request.need is None
+        """Return whether all waiting actions of its lane with the same `like_key` need the same of nodes and quotas."""
+        return not (self.parked or self.scales) and self.request.need is None
+
+    @property
+    def like_key(self) -> object:
+        """Key of the waiting actions that are like it: those of its work; if amounts are estimated, of its task too."""
+        return (id(self.work), self.duration_key) if self.estimated else id(self.work)
 
     @property
     def granted_units(self) -> int:

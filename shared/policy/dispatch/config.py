@@ -26,6 +26,6 @@ class DispatchConfig:
     answers. More wait for later turns."""
     swap_wait_s: float = 5.0
     """Shortest turn of a model service on its chunk: before its end, work of another service does not evict it while
-    work waits for it. A turn lasts as long as the swap after it, up to twelve times this (`chunk_waits.turn_s`)."""
+    work waits for it. A turn lasts as long as the swaps around it, up to twelve times this (`chunk_waits.turn_s`)."""
     elastic: ElasticRules = field(default_factory=ElasticRules)
     """Rules for units beyond the fewest."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import EnvironmentNeed
+from shared.policy.resources.chunk_waits import free_first
+from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import reserve
 from shared.policy.resources.residency import ABSENT
@@ -61,13 +63,18 @@ def reservation(cluster: ClusterState, nodes: list[Node], head: ActionState, now
     The end of an environment, and the end of its creation, cannot be predicted. If the head waits for what environments
     hold, the result is the node with the largest share of memory free, and infinity.
     """
-    needed = head.needs
+    structured = head.needs.keys() == {head.resource}  # then one chunk is all that it needs
+    waiting = cluster.queues.pool(head.work.pool).services.keys() - {head.work.service} if structured else frozenset()
     need = head.request.need if head.begins else None
     best: Node | None = None
     key = (math.inf, 0.0 if need is None else math.inf)
     for node in nodes:
         if node.ready and head.could_have(node, head.units):
-            until_s = units_free_at(cluster, node, needed, now)
+            chunks = node.resources.get(head.resource) if structured else None
+            if isinstance(chunks, Chunks):
+                until_s = chunk_free_at(chunks, head, waiting, cluster.swap_wait_s, now)
+            else:
+                until_s = units_free_at(cluster, node, head.needs, now)
             load = 0.0 if need is None else load_of(node, need)
             if (until_s, load) < key:
                 best, key = node, (until_s, load)
@@ -85,6 +92,17 @@ def units_free_at(cluster: ClusterState, node: Node, needed: Mapping[str, int], 
     ends = [(action.expected_end_s, action.units) for action in held if action.allocated]
     ends += [(now, orphan.units) for orphan in node.orphans.values()]
     return reserve(now, needed, free, ends)
+
+
+def chunk_free_at(chunks: Chunks, head: ActionState, waiting: Collection[str], shortest_s: float, now: float) -> float:
+    """Return when a head has a place on a node's chunks: absolute seconds, `now` at least; infinity if never.
+
+    `waiting`, `shortest_s`: services whose turns it does not end, and their shortest one.
+    """
+    use = head.use(now)
+    if chunks.fits(head.granted_units, use):
+        return now
+    return max(now, free_first(chunks, head.granted_units, use.service, waiting, shortest_s)[0])
 
 
 def load_of(node: Node, need: EnvironmentNeed) -> float:

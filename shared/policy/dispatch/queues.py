@@ -193,7 +193,7 @@ class Queues:
         if request.batch:
             action.key = self.batches.key(request, self.durations.learned)
         lane.queue.push(request.tenant, action.key, request.id, request.batch)
-        lane.pushed((action.work, request.tenant) if action.is_like_others else None)
+        lane.pushed((action.work, action.duration_key) if action.is_like_others and not action.estimated else None)
         self.lanes.wake(self.pool(action.work.pool), lane)
 
     def _lane_of(self, pool: Pool, action: ActionState) -> Lane:

@@ -26,7 +26,7 @@ from typing import Final
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
-from shared.policy.dispatch.turn_reservations import TurnReservations, without
+from shared.policy.dispatch.turn_reservations import TurnReservations, overdue_until_s, without
 from shared.policy.model.quotas import Amounts
 from shared.policy.resources.pools import Lane, Pool
 
@@ -171,17 +171,13 @@ class QuotaTurns:
         return True
 
     def _is_free(self, amounts: Amounts, until_s: float) -> bool:
-        """Return whether amounts can be taken now, or are predicted to be free by then.
-
-        An overdue attempt is assumed to hold them for as long as it is already overdue.
-        """
+        """Return whether amounts can be taken now, or are predicted to be free by then."""
         quotas, now = self.cluster.quotas, self.now
         if quotas.fits(amounts, now):
             return True
         if until_s <= now or quotas.free_at(amounts, now) > until_s:
             return False
-        held = [(name, most - amount) for name, amount in amounts.items() for most in quotas.limits[name].concurrency]
-        return all(2 * now - quotas.ended_at(name, most, now) <= until_s for name, most in held)
+        return overdue_until_s(quotas, amounts, now) <= until_s
 
     def found_no_node(self, action: ActionState) -> None:
         """Note that an action has its quotas and its turn, and no node can start it: it does not wait for quotas."""

@@ -10,48 +10,49 @@ from shared.policy.dispatch.quota_turns import QuotaTurns
 
 @dataclass(slots=True)
 class RefusedWork:
-    """Works by why they cannot start. A walk only takes, so only turns can change during it. O(1) for each action."""
+    """Actions that cannot start, by why, as keys of what is like them (`ActionState.like_key`). A walk only takes, so
+    only turns can change during it. O(1) for each action.
+    """
 
     turns: QuotaTurns
     joins: bool
     """The nodes have structured resources: if they have no place for one action, they have none for others like it."""
-    unplaced: set[int] = field(default_factory=set)
-    """Works without a place."""
-    others: set[int] = field(default_factory=set)
-    """Works that lack a quota, or of which a tenant waits for others' turns."""
-    _held_back: dict[int, set[str]] = field(default_factory=dict)
-    """Work -> tenants that wait for others' turns, since the last grant."""
-    _joined: set[tuple[int, str]] = field(default_factory=set)
-    """(Work, tenant that waits with an action of it), since the last grant."""
+    _unplaced: set[object] = field(default_factory=set)
+    """Those without a place."""
+    _lacking: set[object] = field(default_factory=set)
+    """Those that lack a quota."""
+    _held_back: set[tuple[object, tuple[str, str, str]]] = field(default_factory=set)
+    """Those that wait for others' turns, each with the key of its duration, since the last grant."""
+    _joined: set[tuple[object, str]] = field(default_factory=set)
+    """Those that lack a quota, each with a tenant that waits for it, since the last grant."""
 
     def __contains__(self, action: ActionState) -> bool:
-        """Return whether an action of one of the `others` cannot start."""
-        work, tenant = id(action.work), action.request.tenant
-        tenants = self._held_back.get(work)
-        if tenants is not None:
-            return tenant in tenants
-        if (work, tenant) not in self._joined:
-            self._joined.add((work, tenant))
+        """Return whether an action is like one that cannot start. Its tenant waits for quotas that both lack."""
+        like = action.like_key
+        if like in self._unplaced or (like, action.duration_key) in self._held_back:
+            return True
+        if like not in self._lacking:
+            return False
+        joined = (like, action.request.tenant)
+        if joined not in self._joined:
+            self._joined.add(joined)
             self.turns.join(action)
         return True
 
     def add(self, action: ActionState) -> None:
         """Add an action that was looked at, and cannot start now."""
-        work = id(action.work)
+        like = action.like_key
         if not action.is_like_others:
             return
         if action.request.id in self.turns.held_back:
-            self.others.add(work)
-            self._held_back.setdefault(work, set()).add(action.request.tenant)
+            self._held_back.add((like, action.duration_key))
         elif action.work.quotas and self.turns.lack(action):
-            self.others.add(work)
-            self._held_back.pop(work, None)
+            self._lacking.add(like)
+            self._joined.add((like, action.request.tenant))
         elif self.joins:
-            self.unplaced.add(work)
+            self._unplaced.add(like)
 
     def granted(self) -> None:
         """Note a grant: it ends a turn."""
-        for work in self._held_back:
-            self.others.discard(work)
         self._held_back.clear()
         self._joined.clear()

@@ -230,8 +230,7 @@ class SchedulingRound:
         far = joins and len(pool.services) > 1 and self.now >= lane.far_at_s
         behind = behind_head(lane, far=far) if (most or joins) and not self.turns.refuse_all(lane) else ()
         for action in [cluster.queues.queued[name] for name in behind]:
-            work = id(action.work)
-            if work in refused.unplaced or work in self.engines.full or (work in refused.others and action in refused):
+            if id(action.work) in self.engines.full or action in refused:
                 continue
             if not joins and action.pool_units > (most_elastic if action.scales else most):
                 continue

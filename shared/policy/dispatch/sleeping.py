@@ -54,15 +54,15 @@ def _waits_for_node(cluster: ClusterState, pool: Pool, lane: Lane, head: ActionS
 def _lacking(cluster: ClusterState, pool: Pool, lane: Lane, now: float) -> tuple[Need, ...]:
     """Return a quota that each of the first actions lacks, with the smallest amount; empty if one lacks none.
 
-    Actions of the same work are alike, so one of them is looked at.
+    Of actions that are alike, one is looked at.
     """
     depth = 1 if lane.alike else BACKFILL_DEPTH + 1
     least: dict[str, float] = {}
-    seen: set[int] = set()
+    seen: set[object] = set()
     nodes = cluster.nodes.of(pool, lane)
     for name in islice(lane.queue.mixed(), depth):
         action = cluster.queues.queued[name]
-        if id(action.work) in seen:
+        if action.like_key in seen:
             continue
         amounts = action.needed_quotas
         quota = cluster.quotas.lacking(amounts, now) if amounts else None
@@ -70,7 +70,7 @@ def _lacking(cluster: ClusterState, pool: Pool, lane: Lane, now: float) -> tuple
             return ()
         least[quota] = min(least.get(quota, amounts[quota]), amounts[quota])
         if action.is_like_others:
-            seen.add(id(action.work))
+            seen.add(action.like_key)
     return tuple(least.items())
 
 

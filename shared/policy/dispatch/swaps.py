@@ -51,5 +51,5 @@ class Swaps:
         planned = self.cluster.elastic.rule is not None and self.cluster.durations.scalable(action) is not None
         waiting = services.keys() if planned or services.get(own, 0) > 1 else services.keys() - {own}
         swap_s = resource.begins_s(action.granted_units, use) - use.now
-        begun_s = self.now - turn_s(self.cluster.swap_wait_s, swap_s)
-        return any(since_s > begun_s for _, since_s in resource.evicts(action.granted_units, use, waiting))
+        shortest_s, evicted = self.cluster.swap_wait_s, resource.evicts(action.granted_units, use, waiting)
+        return any(since_s > self.now - turn_s(shortest_s, swap_s, paid_s) for _, since_s, paid_s in evicted)

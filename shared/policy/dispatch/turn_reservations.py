@@ -40,8 +40,16 @@ class TurnReservations:
             self.reserved += most * needs[name]
             return not quotas.fits({name: self.amount + self.reserved}, self.now)
         self.reserved += needs[name]
-        at_s = max(self.now, quotas.free_at(others, self.now))
+        at_s = max(quotas.free_at(others, self.now), overdue_until_s(quotas, others, self.now))
         return quotas.delays({name: self.reserved}, at_s, {name: self.amount}, self.until_s, self.now)
+
+
+def overdue_until_s(quotas: Quotas, amounts: Amounts, now: float) -> float:
+    """Return when these amounts of quotas that exist are free of overdue attempts, `now` at least: such an attempt is
+    assumed to hold them for as long as it is already overdue.
+    """
+    held = [(name, most - amount) for name, amount in amounts.items() for most in quotas.limits[name].concurrency]
+    return max([now, *(2 * now - quotas.ended_at(name, most, now) for name, most in held)])
 
 
 def times(quotas: Quotas, amounts: Amounts, now: float) -> float:

@@ -41,6 +41,16 @@ class FreeChunk(NamedTuple):
     """Least memory that is free on one of its GPUs."""
 
 
+class ChunkWait(NamedTuple):
+    """A chunk for which a holder may wait."""
+
+    chunk: Chunk
+    ends_s: float
+    """Expected end of its last holder; minus infinity: it has none."""
+    turns: tuple[tuple[str, float], ...]
+    """Services that would have to leave, each with the end of its turn."""
+
+
 @dataclass(slots=True)
 class ChunkCache:
     """What follows from the state of a node's GPUs. Valid until the next change."""
@@ -49,6 +59,8 @@ class ChunkCache:
     """Size -> free chunks, in order."""
     choices: dict[tuple[int, str, tuple[int, ...]], ChunkChoice | None] = field(default_factory=dict)
     """(Size, service, numbers) -> choice. A decision asks for one several times."""
+    waits: dict[tuple[int, str, float], list[ChunkWait]] = field(default_factory=dict)
+    """(Size, service, shortest turn) -> chunks for which a holder may wait."""
     records: EngineRecords | None = None
     units: int | None = None
     """Free GPUs that the node owns."""
@@ -57,6 +69,7 @@ class ChunkCache:
         """Forget all."""
         self.free.clear()
         self.choices.clear()
+        self.waits.clear()
         self.records = None
         self.units = None
 

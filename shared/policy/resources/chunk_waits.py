@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from shared.policy.model.chunks import Chunk, aligned
+from shared.policy.resources.chunk_choice import ChunkWait
 from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.resource import Use
 
@@ -14,11 +15,11 @@ LONGEST_TURN: Final = 12.0
 """Longest turn of a service, in turns of one whose successor is restored at once."""
 
 
-def turn_s(shortest_s: float, swap_s: float) -> float:
-    """Return how long a service has its turn, while work waits for it: as long as the swap at its end takes, so that
-    swaps take half of the time at most; but `shortest_s` at least, and `LONGEST_TURN` times as long at most.
+def turn_s(shortest_s: float, *swaps_s: float) -> float:
+    """Return how long a service has its turn, while work waits for it: as long as the swaps at its end and before its
+    beginning take, whichever takes longer; but `shortest_s` at least, and `LONGEST_TURN` times as long at most.
     """
-    return min(max(shortest_s, swap_s), LONGEST_TURN * shortest_s)
+    return min(max(shortest_s, *swaps_s), LONGEST_TURN * shortest_s)
 
 
 def fit_together(chunks: Chunks, units: int, use: Use, others: int, other: Use) -> bool:
@@ -41,18 +42,34 @@ def free_first(
     none of this size is open to it.
 
     It is free when all its holders have ended, and the turns of the services that would have to leave, of those in
-    `waiting`. `shortest_s`: as of `turn_s`. Minus infinity: it is free. O(chunks of this size * (busy chunks + resident
-    services)).
+    `waiting`. `shortest_s`: as of `turn_s`. Minus infinity: it is free. O(chunks of this size + services that would
+    leave them); after a change of the node, also O(chunks of this size * (busy chunks + resident services)).
     """
-    first_s, found, models = math.inf, None, chunks.models
-    for chunk in aligned(chunks.capacity, units):
-        if not chunks.is_open(chunk, service):
-            continue
-        ends_s = [max(one.holders.values()) for at, one in chunks.busy.items() if at.overlaps(chunk)]
-        if service and not models.holds(chunk, service):
-            lasts_s = turn_s(shortest_s, models.swap_s(chunk, service))
-            ends_s += [since_s + lasts_s for name, since_s in models.leaving(chunk, service) if name in waiting]
-        free_s = max(ends_s, default=-math.inf)
+    asked, known = (units, service, shortest_s), chunks.cache.waits
+    if asked not in known:
+        known[asked] = list(_waits(chunks, units, service, shortest_s))
+    first_s, found = math.inf, None
+    for chunk, free_s, turns in known[asked]:
+        for name, end_s in turns:
+            if end_s > free_s and name in waiting:
+                free_s = end_s
         if found is None or free_s < first_s:
             first_s, found = free_s, chunk
     return first_s, found
+
+
+def _waits(chunks: Chunks, units: int, service: str, shortest_s: float) -> Iterator[ChunkWait]:
+    """Yield the chunks of this size that are open to a service, and within the node's share."""
+    models = chunks.models
+    for chunk in aligned(chunks.capacity, units):
+        if not chunks.is_open(chunk, service):
+            continue
+        busy = [(at, one) for at, one in chunks.busy.items() if at.overlaps(chunk)]
+        if units - sum(min(units, at.size) for at, _ in busy) > chunks.free:
+            continue
+        ends_s = max((end_s for _, one in busy for end_s in one.holders.values()), default=-math.inf)
+        turns: tuple[tuple[str, float], ...] = ()
+        if service and not models.holds(chunk, service):
+            swap_s, leaving = models.swap_s(chunk, service), models.leaving(chunk, service)
+            turns = tuple((one.service, one.since_s + turn_s(shortest_s, swap_s, one.swap_s)) for one in leaving)
+        yield ChunkWait(chunk, ends_s, turns)

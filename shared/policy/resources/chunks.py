@@ -22,7 +22,7 @@ from shared.policy.resources.chunk_choice import BusyChunk, ChunkCache, ChunkCho
 from shared.policy.resources.chunk_records import records_of
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
 from shared.policy.resources.engine_records import EngineRecords, Floats, service_row
-from shared.policy.resources.model_residency import Implied, ModelResidency
+from shared.policy.resources.model_residency import Implied, ModelResidency, Turn
 from shared.policy.resources.resource import NO_USE, Operator, Rank, Resource, ResourceSpec, Use
 
 
@@ -30,8 +30,8 @@ class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
     __slots__ = (
-        "_away", "_bad", "_beyond", "_busy_of", "_cache", "_held", "_implied", "_largest", "_mask", "_rows",
-        "_share", "busy", "capacity", "models", "spec",
+        "_away", "_bad", "_beyond", "_busy_of", "_held", "_implied", "_largest", "_mask", "_rows",
+        "_share", "busy", "cache", "capacity", "models", "spec",
     )  # fmt: skip
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
@@ -49,7 +49,7 @@ class Chunks:
         self.busy: dict[Chunk, BusyChunk] = {}
         self._busy_of: dict[str, dict[Chunk, BusyChunk]] = {}
         """Service -> busy chunks that it has."""
-        self._cache = ChunkCache()
+        self.cache = ChunkCache()
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}  # by holder
@@ -70,7 +70,7 @@ class Chunks:
         """Apply the node's report of its model services, the memory of its GPUs, and bad and released GPUs."""
         self.models.report(served, device_gb, [(at, one.service) for at, one in self.busy.items()])
         self._implied.clear()
-        self._cache.clear()
+        self.cache.clear()
         self._rows.clear()
         self._bad = self._mask_of(bad)
         self._away = self._bad | self._mask_of(released)
@@ -92,7 +92,7 @@ class Chunks:
     @share.setter
     def share(self, units: int | None) -> None:
         self._share = units
-        self._cache.clear()
+        self.cache.clear()
 
     @property
     def used(self) -> int:
@@ -107,10 +107,10 @@ class Chunks:
     @property
     def free(self) -> int:
         """GPUs that the node owns and that are not busy, bad or released."""
-        if self._cache.units is None:
+        if self.cache.units is None:
             usable = self.capacity - (self._away & ~self._mask).bit_count()
-            self._cache.units = max(0, (usable if self._share is None else min(self._share, usable)) - self.used)
-        return self._cache.units
+            self.cache.units = max(0, (usable if self._share is None else min(self._share, usable)) - self.used)
+        return self.cache.units
 
     def fits(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder can get a chunk of this size now, or join one of its service."""
@@ -135,7 +135,7 @@ class Chunks:
 
     def choose(self, units: int, service: str = "", numbers: tuple[int, ...] = ()) -> ChunkChoice | None:
         """Return where a holder would go: to its numbers, if it has any; None: nowhere now. O(GPUs) after a change."""
-        asked, known = (units, service, numbers), self._cache.choices
+        asked, known = (units, service, numbers), self.cache.choices
         if asked not in known:
             known[asked] = self._choose_numbers(*asked) if numbers else self._choose(units, service)
         return known[asked]
@@ -153,10 +153,10 @@ class Chunks:
 
     def engine_records(self) -> EngineRecords:
         """Return the state of its chunks. O(GPUs + resident engines) after a change."""
-        if self._cache.records is None:
+        if self.cache.records is None:
             units = self.free, self.capacity if self._share is None else self._share, self.used
-            self._cache.records = records_of(self.models, units, self.busy, not self._beyond, self._away)
-        return self._cache.records
+            self.cache.records = records_of(self.models, units, self.busy, not self._beyond, self._away)
+        return self.cache.records
 
     def service_row(self, service: str) -> Floats:
         """Return what a plan needs to know of a service here. Computed once for a report."""
@@ -165,11 +165,11 @@ class Chunks:
         return self._rows[service]
 
     def _free_chunks(self, units: int) -> list[FreeChunk]:
-        found = self._cache.free.get(units)
+        found = self.cache.free.get(units)
         if found is None:
             free, models = ~(self._mask | self._away), self.models
             gpus, largest = self.capacity, self._largest
-            found = self._cache.free[units] = sorted(
+            found = self.cache.free[units] = sorted(
                 FreeChunk(
                     free_level(chunk, free, gpus, largest), models.last_used_s(chunk), chunk, models.free_gb(chunk)
                 )
@@ -190,7 +190,7 @@ class Chunks:
         chunk = None if choice is None else choice.chunk
         if chunk is None and use.numbers:  # it is there, even if it could not be granted there now
             chunk = self._reported(units, use.service, use.numbers)
-        self._cache.clear()
+        self.cache.clear()
         if chunk is None:
             self._beyond[holder] = units
             return
@@ -212,7 +212,7 @@ class Chunks:
         """
         if not units:
             return
-        self._cache.clear()
+        self.cache.clear()
         if holder in self._beyond:
             assert self._beyond.pop(holder) == units, f"{holder} gives back {units} GPUs, and has others"
             return
@@ -239,7 +239,7 @@ class Chunks:
         """Note that a holder's service is resident: its node executes it."""
         chunk = self._held.get(holder)
         if chunk is not None and self.models.executes(chunk, self.busy[chunk].service, now):
-            self._cache.clear()
+            self.cache.clear()
 
     def numbers(self, holder: str) -> tuple[int, ...]:
         """GPUs of a holder; empty if it has none here."""
@@ -255,12 +255,11 @@ class Chunks:
         choice = self.choose(units, use.service, use.numbers)
         return tuple(choice.chunk.gpus) if choice is not None and choice.restores else ()
 
-    def evicts(self, units: int, use: Use, among: Collection[str]) -> Iterator[tuple[str, float]]:
+    def evicts(self, units: int, use: Use, among: Collection[str]) -> Iterator[Turn]:
         """Yield the services that leave the chunk that a holder would get; see `ModelResidency.leaving`."""
         choice = self.choose(units, use.service, use.numbers)
         if choice is not None and choice.restores and any(map(self.models.chunks_of, among)):
-            leaving = self.models.leaving(choice.chunk, use.service)
-            yield from ((name, since_s) for name, since_s in leaving if name in among)
+            yield from (one for one in self.models.leaving(choice.chunk, use.service) if one.service in among)
 
     def begins_s(self, units: int, use: Use) -> float:
         """Return the time at which a holder would execute: after evictions and the restore of its service."""

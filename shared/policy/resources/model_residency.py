@@ -29,6 +29,18 @@ class Held(NamedTuple):
     first execution once that was reported."""
     used_s: float = -math.inf
     """Its last grant there."""
+    swap_s: float = 0.0
+    """Expected seconds of the evictions and the restore for it; 0: not known."""
+
+
+class Turn(NamedTuple):
+    """A service that would have to leave a chunk."""
+
+    service: str
+    since_s: float
+    """Beginning of its turn; minus infinity: it has none."""
+    swap_s: float
+    """Expected seconds of the evictions and the restore before it; 0: not known."""
 
 
 class Implied(NamedTuple):
@@ -113,11 +125,12 @@ class ModelResidency:
         if here is None:
             one = self.served.get(service)
             restore_s = 0.0 if one is None else one.restore_on_s(chunk)
-            since_s = now + self._slowest_s(leaving) + restore_s
+            swap_s = self._slowest_s(leaving) + restore_s
+            here_now = Held(now + swap_s, now, swap_s)
             self._restoring.add((chunk, service))
         else:
-            since_s = now if here.since_s == -math.inf else here.since_s
-        self._hold(chunk, service, Held(since_s, now))
+            here_now = Held(now if here.since_s == -math.inf else here.since_s, now, here.swap_s)
+        self._hold(chunk, service, here_now)
         return Implied(chunk, service, here, left, used_s)
 
     def executes(self, chunk: Chunk, service: str, now: float) -> bool:
@@ -158,10 +171,11 @@ class ModelResidency:
             if not self.holds(other, name):
                 self._hold(other, name, held)
 
-    def leaving(self, chunk: Chunk, service: str) -> Iterator[tuple[str, float]]:
-        """Yield the services that leave for a restore of this one, each with the beginning of its turn."""
+    def leaving(self, chunk: Chunk, service: str) -> Iterator[Turn]:
+        """Yield the services that leave for a restore of this one."""
         for other, name in self._in_the_way(chunk, service):
-            yield name, self._held[name][other].since_s
+            held = self._held[name][other]
+            yield Turn(name, held.since_s, held.swap_s)
 
     def since_s(self, chunk: Chunk, service: str) -> float:
         """Return the beginning of a service's turn on a chunk; minus infinity: it has none there."""
@@ -207,9 +221,9 @@ class ModelResidency:
     def _hold(self, chunk: Chunk, service: str, times: Held) -> None:
         held = self._held.setdefault(service, {})
         if chunk in held:
-            self.table.set_times(service, chunk, *times)
+            self.table.set_times(service, chunk, times.since_s, times.used_s)
         else:
-            self.table.add(service, chunk, self.served.get(service), *times)
+            self.table.add(service, chunk, self.served.get(service), times.since_s, times.used_s)
             gb, free = self._gb(service, chunk), self._free_gb
             for gpu in chunk.gpus:
                 self._on.setdefault(gpu, {})[chunk, service] = gb

@@ -71,12 +71,12 @@ class Lane:
     """Head that some node is known to be able to take eventually."""
     far_at_s: float = 0.0
     """Time from which a round may walk beyond `BACKFILL_DEPTH` again, for calls of other model services."""
-    alike: tuple[Work, str] | None = None
-    """Work and tenant of all actions in its order, if they need the same and nothing else; None: they may differ."""
+    alike: tuple[Work, tuple[str, str, str]] | None = None
+    """Work of all actions in its order, and key of their durations, if all need the same; None: they may differ."""
     shared: str = ""
     """Quota by whose weights, and by whose amounts, tenants take turns in this lane; empty: by unit-seconds."""
 
-    def pushed(self, like: tuple[Work, str] | None) -> None:
+    def pushed(self, like: tuple[Work, tuple[str, str, str]] | None) -> None:
         """Note what an action that was pushed to its order is like; None: like no other one."""
         known = like if len(self.queue) == 1 else self.alike
         same = like is not None and known is not None and like[0] is known[0] and like[1] == known[1]

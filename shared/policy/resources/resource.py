@@ -139,10 +139,8 @@ class Resource(Protocol):
         else nothing.
         """
 
-    def evicts(self, units: int, use: Use, among: Collection[str]) -> Iterable[tuple[str, float]]:
-        """Return the model services that would have to leave for a holder now, of those in `among`. Each with the time
-        since which it has had the units.
-        """
+    def evicts(self, units: int, use: Use, among: Collection[str]) -> Iterable[tuple[str, float, float]]:
+        """Return the model services that would have to leave for a holder now, of those in `among`: `Turn`."""
 
     def begins_s(self, units: int, use: Use) -> float:
         """Return the time at which a holder would execute if it took the units now: after the restore of its model
@@ -251,7 +249,7 @@ class PlainUnits:
         """Return nothing."""
         return ()
 
-    def evicts(self, _units: int, _use: Use, _among: Collection[str]) -> Iterable[tuple[str, float]]:
+    def evicts(self, _units: int, _use: Use, _among: Collection[str]) -> Iterable[tuple[str, float, float]]:
         """Return nothing."""
         return ()
 

@@ -74,6 +74,8 @@ class History:
     tenants: tuple[str, ...] = ("ada", "bob", "cyd")
     repeated: float = 0.0
     """Fraction of the actions outside environments that have the work of an earlier one."""
+    tasks: tuple[str, ...] = ("task",)
+    """Tasks of the actions."""
     dispatcher: Dispatcher = field(default_factory=lambda: Dispatcher(specs=SPECS))
     steps: list[tuple[float, Stimulus, list[Command]]] = field(default_factory=list)
     now: float = 100.0
@@ -186,7 +188,8 @@ class History:
         arrival = (round(self.now * 1000), len(self.works))
         tenant = rng.choice(self.tenants)
         batch = rng.choice(["", "", *BATCHES]) if self.parking else ""
-        request = Request(name, tenant, "task", batch, arrival, (work,), self.now + 60, need=need)
+        task = rng.choice(self.tasks) if len(self.tasks) > 1 else self.tasks[0]
+        request = Request(name, tenant, task, batch, arrival, (work,), self.now + 60, need=need)
         self.give(RequestsSubmitted((request,)))
 
     def park(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.service_stimuli import ServicesReported
-from shared.policy.dispatch.stimuli import AttemptStarted, RequestsSubmitted
+from shared.policy.dispatch.stimuli import AttemptStarted, PlannerChecked, RequestsSubmitted, TargetReceived
 from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.formulation import Grant, Work
 from shared.policy.model.quotas import QuotaLimits, Rate
@@ -91,12 +91,17 @@ def test_a_turn_begins_when_the_first_call_executes() -> None:
     assert services_of(cluster, cluster.end(second.action)) == "B"
 
 
-@pytest.mark.parametrize(("restore_s", "calls"), [(2.0, 5), (20.0, 21), (200.0, 60)], ids=["fast", "slow", "very slow"])
-def test_a_turn_lasts_as_long_as_the_swap_after_it(restore_s: float, calls: int) -> None:
+@pytest.mark.parametrize(
+    ("restores_s", "calls"),
+    [((2.0, 2.0), 5), ((2.0, 20.0), 21), ((20.0, 2.0), 20), ((200.0, 200.0), 60)],
+    ids=["fast", "slow for the next one", "slow for its own", "very slow"],
+)
+def test_a_turn_lasts_as_long_as_the_swaps_around_it(restores_s: tuple[float, float], calls: int) -> None:
     """Five seconds at least and a minute at most; an eviction takes one."""
     cluster = Cluster(rule=None)
+    times = dict(zip("AB", restores_s, strict=True))
     cluster.join(
-        "a", 1, {name: ServedModel((1,), 1, 60.0, restore_s={1: restore_s}, evict_s={1: 1.0}) for name in "AB"}
+        "a", 1, {name: ServedModel((1,), 1, 60.0, restore_s={1: s}, evict_s={1: 1.0}) for name, s in times.items()}
     )
     (granted,) = cluster.submit(judged("A", 1.0))
     cluster.handle(AttemptStarted(granted.action, granted.attempt))
@@ -118,6 +123,37 @@ def test_a_head_that_waits_for_a_chunk_leaves_the_slots_of_other_engines() -> No
     assert cluster.submit(judged("C")) == []
     assert services_of(cluster, cluster.submit(*[judged("A", 30.0)] * 8)) == "A" * 7
     assert services_of(cluster, cluster.end(busy.action)) == "C"
+
+
+def test_a_head_waits_for_the_node_whose_chunk_is_free_first() -> None:
+    """A has engines with two slots on two nodes. The next slot is free on b, and the next GPU is free on a."""
+    cluster = Cluster(rule=None)
+    for name in "ab":
+        cluster.join(name, 1, {service: ServedModel((1,), 2, 60.0) for service in "AB"})
+    long = cluster.submit(judged("A", 10.0), judged("A", 12.0), judged("A", 11.0), judged("A", 30.0))
+    assert [one.node for one in long] == ["a", "a", "b", "b"]
+    cluster.now += 1.0
+    assert cluster.submit(judged("B"), *[judged("A", 15.0)] * 3) == []
+    cluster.now += 9.0
+    assert cluster.end(long[0].action) == [], "a is kept free"
+    cluster.now += 1.0
+    assert services_of(cluster, cluster.end(long[2].action)) == "A", "b is not"
+    cluster.now += 1.0
+    assert services_of(cluster, cluster.end(long[1].action)) == "B"
+
+
+def test_a_head_does_not_wait_for_a_gpu_beyond_the_share_of_its_node() -> None:
+    """The node owns one of two GPUs, and A has two slots there."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 2, {service: ServedModel((1,), 2, 60.0) for service in "AB"})
+    cluster.handle(PlannerChecked(True), TargetReceived("gpus@cpu", 1))
+    first, second = cluster.submit(judged("A", 10.0), judged("A", 12.0), batch="many")
+    cluster.now += 1.0
+    assert cluster.submit(judged("B"), *[judged("A", 15.0)] * 3, batch="many") == []
+    cluster.now += 9.0
+    assert cluster.end(first.action) == [], "the GPU that A has is kept free"
+    cluster.now += 2.0
+    assert services_of(cluster, cluster.end(second.action)) == "B"
 
 
 def test_a_head_that_waits_for_the_last_of_an_engines_calls_is_not_overtaken_there() -> None:

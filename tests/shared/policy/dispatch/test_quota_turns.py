@@ -189,6 +189,20 @@ def test_a_quota_does_not_idle_for_a_tenant_that_lacks_another_one_for_long(name
     assert nodes.end("ada3") == ["bob6"], "what ada has lent is not owed to it"
 
 
+def test_a_rate_does_not_idle_for_an_overdue_attempt() -> None:
+    """It is assumed to end in as long as it is overdue, 0.4 s, and the rate is refilled by then."""
+    nodes = Nodes()
+    nodes.start({"api": QuotaLimits((), (Rate(10.0, 1.0, 1.0),)), "own": QuotaLimits((1.0,))})
+    assert nodes.submit("ada", taking(api=1.0, own=1.0)) == ["ada1"]
+    assert nodes.submit("ada", taking(api=1.0, own=1.0)) == []
+    for number in range(3, 7):
+        nodes.tick(nodes.now + 1.0)
+        assert nodes.submit("bob", taking(lasts_s=1.0, api=1.0)) == [f"bob{number}"]
+        nodes.end(f"bob{number}")
+    nodes.tick(5.4)
+    assert nodes.submit("bob", taking(lasts_s=1.0, api=1.0)) == ["bob7"]
+
+
 def test_a_quota_does_not_idle_for_a_trajectory_that_waits_for_its_node() -> None:
     nodes = Nodes()
     nodes.start({"search": QuotaLimits((1.0,), weights=EQUAL)}, cores=1)

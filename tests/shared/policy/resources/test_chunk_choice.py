@@ -8,6 +8,7 @@ import random
 import pytest
 
 from shared.policy.model.chunks import Chunk, ServedModel
+from shared.policy.resources.chunk_waits import free_first
 from shared.policy.resources.chunks import GPUS, Chunks
 from shared.policy.resources.engine_records import ENGINE_COLUMNS, MOST_SLOTS, USE_COLUMNS, number_of
 from shared.policy.resources.model_residency import ROUNDING_GB
@@ -48,8 +49,9 @@ def check(chunks: Chunks) -> None:
     asked = [(units, name) for units in (1, 2, 4, 8) for name in ("", *SERVICES)]
     for units, name in asked:
         check_choice(chunks, units, name)
+        check_wait(chunks, units, name)
     kept = state(chunks, asked)
-    chunks._cache.clear()
+    chunks.cache.clear()
     chunks._rows.clear()
     assert kept == state(chunks, asked)
 
@@ -81,9 +83,36 @@ def check_choice(chunks: Chunks, units: int, service: str) -> None:
     assert (None if choice is None else choice[1:]) == min(map(order, usable), default=None)
 
 
+def check_wait(chunks: Chunks, units: int, service: str) -> None:
+    """Assert that no chunk is free earlier than the one that a holder would wait for, by the law of `free_first`."""
+    models, one = chunks.models, chunks.models.served.get(service)
+
+    def free_s(chunk: Chunk) -> float:
+        held = [busy for at, busy in chunks.busy.items() if at.overlaps(chunk)]
+        ends_s = [end_s for busy in held for end_s in busy.holders.values()]
+        if service and not models.holds(chunk, service):
+            swap_s = models.swap_s(chunk, service)
+            for name, since_s, paid_s in models.leaving(chunk, service):
+                ends_s += [since_s + min(max(5.0, swap_s, paid_s), 60.0)] if name != service else []
+        return max(ends_s, default=-math.inf)
+
+    used = {gpu for chunk in chunks.busy for gpu in chunk.gpus}
+    every = [Chunk(first, units) for first in range(0, CAPACITY, units)]
+    usable = [
+        chunk
+        for chunk in every
+        if not chunk.mask & chunks._away
+        and (one is None or chunk not in one.unusable)
+        and sum(gpu not in used for gpu in chunk.gpus) <= chunks.free
+    ]
+    first_s, found = free_first(chunks, units, service, set(SERVICES) - {service}, 5.0)
+    assert (found in usable) == bool(usable)
+    assert first_s == min(map(free_s, usable), default=math.inf)
+
+
 def engine_row(chunks: Chunks, name: str, chunk: Chunk) -> tuple[float, ...]:
     one = chunks.models.served[name]
-    since_s, used_s = chunks.models._held[name][chunk]
+    since_s, used_s, _ = chunks.models._held[name][chunk]
     evict_s = one.evict_s.get(chunk.size, 0.0)
     return number_of(name), chunk.first, chunk.size, one.gb(chunk.size), evict_s, one.concurrency, since_s, used_s
 
@@ -94,6 +123,7 @@ def state(chunks: Chunks, asked: list[tuple[int, str]]) -> list[object]:
     return [
         chunks.free,
         *(chunks.choose(*each) for each in asked),
+        *(free_first(chunks, *each, set(SERVICES) - {each[1]}, 5.0) for each in asked),
         records[:-1],
         records.values.tolist(),
         rows,

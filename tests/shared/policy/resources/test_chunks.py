@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -16,9 +17,17 @@ from shared.policy.elastic.engine_states import ROW_LEAST_S
 from shared.policy.model.chunks import SIZES, Chunk, ServedModel
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of, split
 from shared.policy.resources.chunks import GPUS, Chunks
+from shared.policy.resources.model_residency import Turn
 from shared.policy.resources.resource import Use
 
 sizes = st.sampled_from(SIZES)
+
+
+def turns_of(evicted: Iterable[Turn]) -> dict[str, float]:
+    """Services that leave -> beginnings of their turns."""
+    return {one.service: one.since_s for one in evicted}
+
+
 choices = st.sets(sizes, min_size=1).flatmap(
     lambda amounts: st.lists(st.integers(0, 20).map(float), min_size=len(amounts), max_size=len(amounts)).map(
         lambda costs: Choices(sorted(amounts), costs)
@@ -279,15 +288,15 @@ def test_what_a_node_reports_is_taken_where_it_says() -> None:
 
 def test_a_restore_evicts_only_what_does_not_fit_beside_it() -> None:
     chunks = serving(1, judge=small((0, 1), gb=40.0), reward=small(gb=40.0), large=small(gb=60.0))
-    assert dict(chunks.evicts(1, Use("judge"), chunks.models.served)) == {}
-    assert dict(chunks.evicts(1, Use("reward"), chunks.models.served)) == {}, "80 GB hold both"
-    assert dict(chunks.evicts(1, Use("large"), chunks.models.served)) == {"judge": -math.inf}
+    assert turns_of(chunks.evicts(1, Use("judge"), chunks.models.served)) == {}
+    assert turns_of(chunks.evicts(1, Use("reward"), chunks.models.served)) == {}, "80 GB hold both"
+    assert turns_of(chunks.evicts(1, Use("large"), chunks.models.served)) == {"judge": -math.inf}
     for holder, at_s in (("a", 3.0), ("b", 4.0)):
         chunks.take(1, holder, Use("reward", at_s))
         chunks.give_back(1, holder)
-    assert dict(chunks.evicts(1, Use("large"), chunks.models.served)) == {"judge": -math.inf, "reward": 3.0}
-    assert dict(chunks.evicts(1, Use("large"), {"reward", "gone"})) == {"reward": 3.0}
-    assert dict(chunks.evicts(1, Use("large"), {"gone"})) == {}
+    assert turns_of(chunks.evicts(1, Use("large"), chunks.models.served)) == {"judge": -math.inf, "reward": 3.0}
+    assert turns_of(chunks.evicts(1, Use("large"), {"reward", "gone"})) == {"reward": 3.0}
+    assert turns_of(chunks.evicts(1, Use("large"), {"gone"})) == {}
 
 
 def test_a_turn_begins_when_the_restore_is_expected_to_end() -> None:
@@ -297,11 +306,11 @@ def test_a_turn_begins_when_the_restore_is_expected_to_end() -> None:
     assert chunks.begins_s(1, Use("judge", 3.0)) == 9.5
     chunks.take(1, "a", Use("judge", 3.0))
     chunks.give_back(1, "a")
-    assert dict(chunks.evicts(1, Use("reward"), chunks.models.served)) == {"judge": 9.5}
+    assert turns_of(chunks.evicts(1, Use("reward"), chunks.models.served)) == {"judge": 9.5}
     assert [chunks.begins_s(1, Use("judge", now)) for now in (4.0, 12.0)] == [9.5, 12.0], "it is being restored"
     chunks.take(1, "b", Use("judge", 4.0))
     chunks.give_back(1, "b")
-    assert dict(chunks.evicts(1, Use("reward"), chunks.models.served)) == {"judge": 9.5}, "the turn goes on"
+    assert turns_of(chunks.evicts(1, Use("reward"), chunks.models.served)) == {"judge": 9.5}, "the turn goes on"
 
 
 def test_a_turn_begins_after_the_slowest_eviction_and_the_restore() -> None:
@@ -317,7 +326,7 @@ def test_a_turn_begins_after_the_slowest_eviction_and_the_restore() -> None:
     assert restore_of(chunks, 1, "wide") == 2.5, "the other GPU, where the small one stays"
     chunks.take(1, "b", Use("wide", 3.0))
     chunks.give_back(1, "b")
-    assert dict(chunks.evicts(1, Use("quick"), chunks.models.served)) == {"small": -math.inf, "wide": 5.5}, (
+    assert turns_of(chunks.evicts(1, Use("quick"), chunks.models.served)) == {"small": -math.inf, "wide": 5.5}, (
         "a turn begins after both"
     )
     assert restore_of(chunks, 1, "wide") == 0.0

@@ -74,6 +74,10 @@ class ActionState:
     """Time at which its model service is expected to be resident, if its last attempt ended while it waited for that;
     0: it did not.
     """
+    spares_since_s: float = 0.0
+    """Time since which it waits for a chunk so that it evicts no service for which work waits (`swaps`); 0: it never
+    has.
+    """
     serial: int = 0
     """Serial of the grant; orders grants against inventories."""
     queued_s: float = 0.0
@@ -306,6 +310,6 @@ class ActionState:
         if state == "granted":
             self.ready_s = 0.0
         if state == "queued":
-            self.started_s = self.parked_s = self.resuming_s = 0.0
+            self.started_s = self.parked_s = self.resuming_s = self.spares_since_s = 0.0
             self.parks, self.charged_s = 0, 0.0
             self.asked_to_park = self.asked_to_resume = False

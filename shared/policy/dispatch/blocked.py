@@ -26,6 +26,8 @@ class Blocked:
     """Node where its units are predicted to be free together first; None if no ready node will ever have them."""
     units_s: float | None = None
     """Time at which they are; of chunks, the time for the action that was asked about last."""
+    spares: bool = False
+    """It evicts no service for which work waits (`Swaps.spared`). Then the node and the time are given."""
     until_s: float | None = None
     """Start of the reservation; infinity if it waits for what environments hold. Then no quotas are reserved: the work
     that ends these environments may need them."""
@@ -58,12 +60,14 @@ class Blocked:
     def _needs_chunk(self, cluster: ClusterState, chunks: Chunks, action: ActionState, now: float) -> bool:
         """Return whether an action would get GPUs of the chunk that is free first for the head."""
         head, use, its = self.head, self.head.use(now), action.use(now)
-        if chunks.fits(head.granted_units, use):  # it waits for quotas
+        if not self.spares and chunks.fits(head.granted_units, use):  # it waits for quotas
             return not fit_together(chunks, action.granted_units, its, head.granted_units, use)
         others = self.pool.services.keys() - {use.service}
-        free_s, reserved = free_first(chunks, head.granted_units, use.service, others, cluster.swap_wait_s)
+        free_s, reserved = free_first(
+            chunks, head.granted_units, use.service, others, cluster.swap_wait_s, spares=self.spares
+        )
         if reserved is None:
-            return True
+            return not self.spares
         choice = chunks.choose(action.granted_units, its.service, its.numbers)
         if choice is None or not choice.chunk.overlaps(reserved):
             return False

@@ -32,7 +32,7 @@ class CallWaits:
         """Let a head wait no longer, if nothing was granted behind it. False: it does not wait for calls, or waits on
         for those of other lanes.
         """
-        if head not in self.swaps.waiting and not self.engines.waits_for_calls(pool, lane, head):
+        if not self.swaps.puts_off(head) and not self.engines.waits_for_calls(pool, lane, head):
             return False
         if not self._is_last and len(pool.lanes) + bool(pool.queue) > 1:
             self.put_off.append((pool, lane, len(self.granted)))

@@ -47,8 +47,10 @@ class ChunkWait(NamedTuple):
     chunk: Chunk
     ends_s: float
     """Expected end of its last holder; minus infinity: it has none."""
+    holds: bool
+    """It holds the holder's service."""
     turns: tuple[tuple[str, float], ...]
-    """Services that would have to leave, each with the end of its turn."""
+    """Services that would have to leave, or that use it while it holds the holder's, each with the end of its turn."""
 
 
 @dataclass(slots=True)
@@ -79,8 +81,17 @@ class BusyChunk:
     """A chunk that is in use."""
 
     service: str
-    holders: dict[str, float]
+    since_s: float
+    """Its first grant since it was free."""
+    holders: dict[str, float] = field(default_factory=dict)
     """Holder -> expected end of its use."""
+    longest_s: float = 0.0
+    """Longest expected use of a holder since then."""
+
+    def add(self, holder: str, begin_s: float, lasts_s: float) -> None:
+        """Add a holder that is expected to use it from `begin_s`, for `lasts_s`."""
+        self.holders[holder] = begin_s + lasts_s
+        self.longest_s = max(self.longest_s, lasts_s)
 
 
 def free_level(chunk: Chunk, free: int, capacity: int, largest: int) -> int:

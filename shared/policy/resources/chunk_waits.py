@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from shared.policy.model.chunks import Chunk, aligned
@@ -13,6 +13,9 @@ from shared.policy.resources.resource import Use
 
 LONGEST_TURN: Final = 12.0
 """Longest turn of a service, in turns of one whose successor is restored at once."""
+CALLS_IN_TURN: Final = 4.0
+"""Turn of a service beside another one that is resident too, in expected durations of its longest call: its end costs
+no restore, but slots stand idle until the last call has ended."""
 
 
 def turn_s(shortest_s: float, *swaps_s: float) -> float:
@@ -20,6 +23,11 @@ def turn_s(shortest_s: float, *swaps_s: float) -> float:
     beginning take, whichever takes longer; but `shortest_s` at least, and `LONGEST_TURN` times as long at most.
     """
     return min(max(shortest_s, *swaps_s), LONGEST_TURN * shortest_s)
+
+
+def calls_turn_s(longest_s: float, shortest_s: float) -> float:
+    """Return how long a service has its turn, while work waits that needs no restore: `CALLS_IN_TURN` of its calls."""
+    return min(CALLS_IN_TURN * longest_s, LONGEST_TURN * shortest_s)
 
 
 def fit_together(chunks: Chunks, units: int, use: Use, others: int, other: Use) -> bool:
@@ -36,26 +44,35 @@ def fit_together(chunks: Chunks, units: int, use: Use, others: int, other: Use) 
 
 
 def free_first(
-    chunks: Chunks, units: int, service: str, waiting: Collection[str], shortest_s: float
+    chunks: Chunks, units: int, service: str, waiting: Collection[str], shortest_s: float, *, spares: bool = False
 ) -> tuple[float, Chunk | None]:
     """Return when a chunk is predicted to be free first for a service whose call has to wait, and this chunk; None if
     none of this size is open to it.
 
-    It is free when all its holders have ended, and the turns of the services that would have to leave, of those in
-    `waiting`. `shortest_s`: as of `turn_s`. Minus infinity: it is free. O(chunks of this size + services that would
-    leave them); after a change of the node, also O(chunks of this size * (busy chunks + resident services)).
+    It is free when all its holders have ended, and the turns of the services in `waiting` that would have to leave, or
+    that use it while it holds the service. `shortest_s`: as of `turn_s`. `spares`: only chunks that are busy, that no
+    service in `waiting` would have to leave, and that the service does not use itself. Minus infinity: it is free.
+    O(chunks of this size + services that would leave them); after a change of the node, also O(chunks of this size *
+    (busy chunks + resident services)).
     """
     asked, known = (units, service, shortest_s), chunks.cache.waits
     if asked not in known:
         known[asked] = list(_waits(chunks, units, service, shortest_s))
     first_s, found = math.inf, None
-    for chunk, free_s, turns in known[asked]:
+    for chunk, free_s, holds, turns in known[asked]:
+        if spares and (free_s == -math.inf or _is_used(service, waiting, turns, holds=holds)):
+            continue
         for name, end_s in turns:
             if end_s > free_s and name in waiting:
                 free_s = end_s
         if found is None or free_s < first_s:
             first_s, found = free_s, chunk
     return first_s, found
+
+
+def _is_used(service: str, waiting: Collection[str], turns: Iterable[tuple[str, float]], *, holds: bool) -> bool:
+    """Return whether a service uses a chunk itself, or another one in `waiting` would have to leave it."""
+    return any(name == service or (not holds and name in waiting) for name, _ in turns)
 
 
 def _waits(chunks: Chunks, units: int, service: str, shortest_s: float) -> Iterator[ChunkWait]:
@@ -68,8 +85,10 @@ def _waits(chunks: Chunks, units: int, service: str, shortest_s: float) -> Itera
         if units - sum(min(units, at.size) for at, _ in busy) > chunks.free:
             continue
         ends_s = max((end_s for _, one in busy for end_s in one.holders.values()), default=-math.inf)
-        turns: tuple[tuple[str, float], ...] = ()
-        if service and not models.holds(chunk, service):
+        holds, turns = bool(service) and models.holds(chunk, service), list[tuple[str, float]]()
+        if holds:
+            turns = [(one.service, one.since_s + calls_turn_s(one.longest_s, shortest_s)) for _, one in busy]
+        elif service:
             swap_s, leaving = models.swap_s(chunk, service), models.leaving(chunk, service)
-            turns = tuple((one.service, one.since_s + turn_s(shortest_s, swap_s, one.swap_s)) for one in leaving)
-        yield ChunkWait(chunk, ends_s, turns)
+            turns = [(one.service, one.since_s + turn_s(shortest_s, swap_s, one.swap_s)) for one in leaving]
+        yield ChunkWait(chunk, ends_s, holds, tuple(turns))

@@ -196,13 +196,13 @@ class Chunks:
             return
         busy = self.busy.get(chunk)
         if busy is None:
-            busy = self.busy[chunk] = BusyChunk(use.service, {})
+            busy = self.busy[chunk] = BusyChunk(use.service, use.now)
             if use.service:
                 self._busy_of.setdefault(use.service, {})[chunk] = busy
         self._held[holder] = chunk
         self._mask |= chunk.mask
         self._implied[holder] = self.models.granted(chunk, use.service, use.now)
-        busy.holders[holder] = max(use.now, self.models.since_s(chunk, use.service)) + use.lasts_s
+        busy.add(holder, max(use.now, self.models.since_s(chunk, use.service)), use.lasts_s)
 
     def give_back(self, units: int, holder: str) -> None:
         """Give a holder's chunk back. Its service stays there until another one needs the memory.

@@ -9,10 +9,18 @@ import pytest
 
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.service_stimuli import ServicesReported
-from shared.policy.dispatch.stimuli import AttemptStarted, PlannerChecked, RequestsSubmitted, TargetReceived
+from shared.policy.dispatch.stimuli import (
+    AttemptsEnded,
+    AttemptStarted,
+    PlannerChecked,
+    RequestsSubmitted,
+    TargetReceived,
+)
 from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.formulation import Grant, Work
 from shared.policy.model.quotas import QuotaLimits, Rate
+from shared.policy.model.reports import Ended
+from shared.policy.model.results import AttemptResult
 from tests.shared.policy.dispatch.test_engine_places import Cluster, call
 from tests.shared.policy.strategies import request
 
@@ -235,3 +243,128 @@ def test_random_calls_with_quotas_keep_the_laws_and_end(seed: int) -> None:
     for _ in range(600):
         cluster.go_to(cluster.now + 1.0)
     assert len(cluster.begun_s) == len(cluster.works), "every call was granted"
+
+
+def beside_another(duration_s: float = 1.0, calls: int = 40) -> Cluster:
+    """A GPU with A and B. A uses its two slots, and more calls of it wait behind one of B."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {name: ServedModel((1,), 2, 30.0, restore_s={1: 2.0}) for name in "AB"})
+    cluster.submit(judged("B", 1.0))
+    cluster.go_to(cluster.now + 1.0)
+    assert services_of(cluster, cluster.submit(judged("A", duration_s))) == "A"
+    cluster.now += duration_s / 2
+    assert services_of(cluster, cluster.submit(judged("A", duration_s))) == "A"
+    assert cluster.submit(judged("B", duration_s), *[judged("A", duration_s)] * calls) == []
+    return cluster
+
+
+def order_of(cluster: Cluster, last: str) -> str:
+    """Let calls end in turn until this service is granted; return the services of the grants."""
+    order = ""
+    while last not in order:
+        end_s, name = min((end_s, name) for name, (end_s, _) in cluster.running.items())
+        cluster.now = end_s
+        order += services_of(cluster, cluster.end(name))
+    return order
+
+
+@pytest.mark.parametrize(("duration_s", "calls"), [(1.0, 5), (10.0, 5), (25.0, 1)], ids=["short", "long", "very long"])
+def test_a_service_beside_another_one_has_a_turn_of_four_calls(duration_s: float, calls: int) -> None:
+    """Nothing has to be restored between their turns. A minute at most."""
+    assert order_of(beside_another(duration_s), "B") == "A" * calls + "B"
+
+
+def test_a_turn_beside_another_service_ends_without_calls() -> None:
+    cluster = beside_another(calls=0)
+    assert order_of(cluster, "B") == "B"
+
+
+def test_a_service_that_was_used_for_long_leaves_as_soon_as_its_calls_have_ended() -> None:
+    """Its turn has passed before a call of the other service comes."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {name: ServedModel((1,), 2, 30.0) for name in "AB"})
+    cluster.submit(judged("B", 1.0))
+    cluster.go_to(cluster.now + 1.0)
+    cluster.submit(judged("A"))
+    for _ in range(9):
+        cluster.now += 2.0
+        assert services_of(cluster, cluster.submit(judged("A"))) == "A"
+        cluster.now += 2.0
+        cluster.end(min(cluster.running, key=cluster.begun_s.__getitem__))
+    assert services_of(cluster, cluster.submit(judged("A"), judged("B"), judged("A"), judged("A"))) == "A"
+    assert order_of(cluster, "B") == "B"
+
+
+def two_nodes(call_s: float) -> Cluster:
+    """A and B have an engine on node a, where A is called. C has one on b: its turn is over, and its calls wait."""
+    cluster = Cluster(rule=None)
+    services = {name: ServedModel((1,), 1, gb, restore_s={1: 3.0}) for name, gb in (("A", 30.0), ("B", 30.0))}
+    other = ServedModel((1,), 1, 60.0, restore_s={1: 3.0}, evict_s={1: 1.0})
+    cluster.join("a", 1, services)
+    cluster.submit(judged("B", 1.0))
+    cluster.go_to(cluster.now + 4.0)
+    cluster.submit(judged("A", call_s))
+    cluster.join("b", 1, {**services, "C": other})
+    (first,) = cluster.submit(judged("C", 1.0))
+    assert first.node == "b"
+    cluster.handle(AttemptStarted(first.action, first.attempt))
+    for _ in range(8):
+        assert cluster.submit(judged("C", 1.0)) == []
+        cluster.now += 1.0
+        (first,) = cluster.end(first.action)
+    assert cluster.submit(judged("B", 1.0), judged("C", 1.0)) == []
+    cluster.now += 1.0
+    return cluster
+
+
+def test_a_call_waits_for_its_own_engine_before_it_evicts_a_service_with_work() -> None:
+    cluster = two_nodes(call_s=14.0)
+    last = max(cluster.running)
+    assert services_of(cluster, cluster.end(last)) == "C"
+    (granted,) = cluster.end(min(cluster.running))
+    assert (cluster.works[granted.action].service, granted.node) == ("B", "a")
+
+
+def test_a_call_does_not_wait_for_its_own_engine_for_longer_than_two_swaps() -> None:
+    cluster = two_nodes(call_s=30.0)
+    (granted,) = cluster.end(max(cluster.running))
+    assert (cluster.works[granted.action].service, granted.node) == ("B", "b")
+
+
+def test_a_call_takes_the_gpu_of_a_service_without_work_before_that_of_one_with_work() -> None:
+    """A rare call of C has evicted A. Calls of A wait for the end of that call, and B keeps its GPU."""
+    cluster = Cluster(rule=None)
+    for name in "ab":
+        cluster.join(name, 1, {one: ServedModel((1,), 1, 60.0, restore_s={1: 30.0}) for one in "ABC"})
+    first, _ = cluster.submit(judged("A", 1.0), judged("B", 1.0))
+    cluster.go_to(cluster.now + 100.0)
+    cluster.submit(judged("B", 1.0))
+    (rare,) = cluster.submit(judged("C", 1.0))
+    assert rare.node == first.node
+    cluster.now += 1.0
+    assert cluster.submit(judged("A", 1.0), judged("B", 1.0)) == []
+    assert services_of(cluster, cluster.end(next(one for one in cluster.running if one != rare.action))) == "B"
+    cluster.now += 30.0
+    (granted,) = cluster.end(rare.action)
+    assert (cluster.works[granted.action].service, granted.node) == ("A", rare.node)
+
+
+def test_a_call_waits_for_a_minute_at_most_if_each_gpu_has_work_again_when_it_is_free() -> None:
+    """Callers of B and C send their next call with the answer of the last one, so neither service has work for long."""
+    cluster = Cluster(rule=None)
+    for name in "ab":
+        cluster.join(name, 1, {one: ServedModel((1,), 1, 60.0, restore_s={1: 40.0}) for one in "ABC"})
+    cluster.submit(judged("B", 4.0), judged("C", 3.0))
+    cluster.now += 100.0
+    cluster.submit(judged("A"))
+    began_s, granted = cluster.now, ""
+    while "A" not in granted:
+        assert cluster.now < began_s + 80.0, "it waits for ever"
+        end_s, name = min((end_s, name) for name, (end_s, _) in cluster.running.items())
+        cluster.now = max(cluster.now, end_s)
+        _, one = cluster.running.pop(name)
+        ended = Ended(name, one.node, one.attempt, one.stage, AttemptResult("ok", True), 0.0, 1.0, one.units)
+        following = f"r{len(cluster.works)}"
+        cluster.works[following] = cluster.works[name]
+        new = request(following, cluster.works[name], at_s=cluster.now, seq=len(cluster.works))
+        granted = services_of(cluster, cluster.handle(AttemptsEnded((ended,)), RequestsSubmitted((new,))))

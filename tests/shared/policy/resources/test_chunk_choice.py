@@ -8,6 +8,7 @@ import random
 import pytest
 
 from shared.policy.model.chunks import Chunk, ServedModel
+from shared.policy.resources.chunk_choice import BusyChunk
 from shared.policy.resources.chunk_waits import free_first
 from shared.policy.resources.chunks import GPUS, Chunks
 from shared.policy.resources.engine_records import ENGINE_COLUMNS, MOST_SLOTS, USE_COLUMNS, number_of
@@ -49,7 +50,9 @@ def check(chunks: Chunks) -> None:
     asked = [(units, name) for units in (1, 2, 4, 8) for name in ("", *SERVICES)]
     for units, name in asked:
         check_choice(chunks, units, name)
-        check_wait(chunks, units, name)
+        check_wait(chunks, units, name, spares=False)
+        if name:
+            check_wait(chunks, units, name, spares=True)
     kept = state(chunks, asked)
     chunks.cache.clear()
     chunks._rows.clear()
@@ -83,18 +86,30 @@ def check_choice(chunks: Chunks, units: int, service: str) -> None:
     assert (None if choice is None else choice[1:]) == min(map(order, usable), default=None)
 
 
-def check_wait(chunks: Chunks, units: int, service: str) -> None:
+def check_wait(chunks: Chunks, units: int, service: str, *, spares: bool) -> None:
     """Assert that no chunk is free earlier than the one that a holder would wait for, by the law of `free_first`."""
-    models, one = chunks.models, chunks.models.served.get(service)
+    models, one, others = chunks.models, chunks.models.served.get(service), set(SERVICES) - {service}
+
+    def users(chunk: Chunk) -> list[BusyChunk]:
+        return [busy for at, busy in chunks.busy.items() if at.overlaps(chunk)]
 
     def free_s(chunk: Chunk) -> float:
-        held = [busy for at, busy in chunks.busy.items() if at.overlaps(chunk)]
-        ends_s = [end_s for busy in held for end_s in busy.holders.values()]
-        if service and not models.holds(chunk, service):
+        ends_s = [end_s for busy in users(chunk) for end_s in busy.holders.values()]
+        if service and models.holds(chunk, service):
+            turns = [(busy.service, busy.since_s + min(4 * busy.longest_s, 60.0)) for busy in users(chunk)]
+            ends_s += [end_s for name, end_s in turns if name in others]
+        elif service:
             swap_s = models.swap_s(chunk, service)
             for name, since_s, paid_s in models.leaving(chunk, service):
-                ends_s += [since_s + min(max(5.0, swap_s, paid_s), 60.0)] if name != service else []
+                ends_s += [since_s + min(max(5.0, swap_s, paid_s), 60.0)] if name in others else []
         return max(ends_s, default=-math.inf)
+
+    def is_spare(chunk: Chunk) -> bool:
+        if not users(chunk):
+            return False
+        if models.holds(chunk, service):
+            return all(busy.service != service for busy in users(chunk))
+        return not any(turn.service in SERVICES for turn in models.leaving(chunk, service))
 
     used = {gpu for chunk in chunks.busy for gpu in chunk.gpus}
     every = [Chunk(first, units) for first in range(0, CAPACITY, units)]
@@ -104,8 +119,9 @@ def check_wait(chunks: Chunks, units: int, service: str) -> None:
         if not chunk.mask & chunks._away
         and (one is None or chunk not in one.unusable)
         and sum(gpu not in used for gpu in chunk.gpus) <= chunks.free
+        and (not spares or is_spare(chunk))
     ]
-    first_s, found = free_first(chunks, units, service, set(SERVICES) - {service}, 5.0)
+    first_s, found = free_first(chunks, units, service, others, 5.0, spares=spares)
     assert (found in usable) == bool(usable)
     assert first_s == min(map(free_s, usable), default=math.inf)
 
@@ -140,7 +156,8 @@ def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
             case "take":
                 units, name = rng.choice((1, 2, 4)), f"h{number}"
                 numbers = tuple(range(units)) if rng.random() < 0.1 else ()
-                chunks.take(units, name, Use(service=rng.choice(SERVICES), now=float(number), numbers=numbers))
+                lasts_s = rng.choice((0.0, 2.0, 30.0))
+                chunks.take(units, name, Use(rng.choice(SERVICES), float(number), numbers, lasts_s))
                 held[name] = units
             case "give back" if held:
                 name = rng.choice(list(held))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.node_choice import reserve_node
+from shared.policy.model.chunks import Chunk
+from shared.policy.resources.chunk_choice import ChunkChoice
 from shared.policy.resources.chunk_waits import fit_together, free_first
 from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.ledger import Node
@@ -63,13 +65,14 @@ class Blocked:
         if not self.spares and chunks.fits(head.granted_units, use):  # it waits for quotas
             return not fit_together(chunks, action.granted_units, its, head.granted_units, use)
         others = self.pool.services.keys() - {use.service}
+        times = {"now": now, "waited_s": now - head.queued_s}
         free_s, reserved = free_first(
-            chunks, head.granted_units, use.service, others, cluster.swap_wait_s, spares=self.spares
+            chunks, head.granted_units, use.service, others, cluster.swap_wait_s, **times, spares=self.spares
         )
         if reserved is None:
             return not self.spares
         choice = chunks.choose(action.granted_units, its.service, its.numbers)
-        if choice is None or not choice.chunk.overlaps(reserved):
+        if choice is None or not (choice.chunk.overlaps(reserved) or _takes_share(chunks, choice, reserved)):
             return False
         self.units_s, self.until_s = max(now, free_s), None
         return True
@@ -96,6 +99,16 @@ class Blocked:
             return False
         end_s = now + cluster.durations.expect_at_most(action)
         return cluster.quotas.delays(reserved, until_s, amounts, end_s, now)
+
+
+def _takes_share(chunks: Chunks, choice: ChunkChoice, reserved: Chunk) -> bool:
+    """Return whether a new chunk beside a reserved one takes so much of the node's share that the idle GPUs of the
+    reserved one are beyond it.
+    """
+    if not choice.joins:
+        return False
+    busy = sum(min(reserved.size, at.size) for at in chunks.busy if at.overlaps(reserved))
+    return chunks.free - choice.chunk.size < reserved.size - busy
 
 
 def _both(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

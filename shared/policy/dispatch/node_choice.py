@@ -178,8 +178,11 @@ def stale_prefetched(cluster: ClusterState, now: float) -> Iterator[ActionState]
 def reserve_node(
     cluster: ClusterState, pool: Pool, lane: Lane, head: ActionState, now: float
 ) -> tuple[float, Node | None]:
-    """Return what `reservation` returns for all nodes of the lane. O(log nodes) for each change of a node."""
-    if (nodes := _scanned(cluster, pool, lane)) is not None:
+    """Return what `reservation` returns for all nodes of the lane. O(log nodes) for each change of a node; O(nodes) for
+    units with a structure, because when a chunk is free depends on the services that wait.
+    """
+    nodes = cluster.nodes.of(pool, lane) if cluster.nodes.are_structured(pool) else _scanned(cluster, pool, lane)
+    if nodes is not None:
         return reservation(cluster, nodes, head, now)
     need = head.request.need if head.begins else None
     held = None if need is None else (need.kind, tuple(need.units.items()))

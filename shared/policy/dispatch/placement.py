@@ -102,7 +102,9 @@ def chunk_free_at(chunks: Chunks, head: ActionState, waiting: Collection[str], s
     use = head.use(now)
     if chunks.fits(head.granted_units, use):
         return now
-    return max(now, free_first(chunks, head.granted_units, use.service, waiting, shortest_s)[0])
+    waited_s = now - head.queued_s
+    free_s, _ = free_first(chunks, head.granted_units, use.service, waiting, shortest_s, now=now, waited_s=waited_s)
+    return max(now, free_s)
 
 
 def load_of(node: Node, need: EnvironmentNeed) -> float:

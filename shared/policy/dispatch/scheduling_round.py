@@ -24,6 +24,7 @@ from shared.policy.dispatch.elastic_waits import ElasticWaits
 from shared.policy.dispatch.engine_choice import EngineChoice
 from shared.policy.dispatch.invariants import InvariantError
 from shared.policy.dispatch.lanes import FAR_AGAIN_S, FAR_S, behind_head
+from shared.policy.dispatch.late_calls import LateCalls
 from shared.policy.dispatch.node_choice import is_possible, most_free, owns_less, place_prefetched, places
 from shared.policy.dispatch.quota_amounts import estimate_amounts
 from shared.policy.dispatch.quota_turns import QuotaTurns
@@ -220,13 +221,12 @@ class SchedulingRound:
         return None if self.forbids(node, action) else node
 
     def _backfill(self, pool: Pool, lane: Lane) -> int:
-        """Grant work behind a head that does not fit, as its reservation allows. Returns the number of grants.
-
-        Free units do not limit work that may join others (`is_structured`).
-        """
+        """Grant work behind a head that does not fit, as its reservation allows. Returns the number of grants."""
+        # free units do not limit work that may join others
         cluster, joins, before = self.cluster, self.cluster.nodes.are_structured(pool), len(self.new_grants)
         most = most_free(cluster, pool, lane)
         most_elastic, refused, tried = most, RefusedWork(self.turns, joins), 0
+        late = LateCalls(self.swaps, self.blocked, {cluster.queues.queued[lane.feasible].work.service})
         far = joins and len(pool.services) > 1 and self.now >= lane.far_at_s
         behind = behind_head(lane, far=far) if (most or joins) and not self.turns.refuse_all(lane) else ()
         for action in [cluster.queues.queued[name] for name in behind]:
@@ -249,6 +249,7 @@ class SchedulingRound:
                 cluster.queues.set_stuck(lane, action)
             else:
                 refused.add(action)
+                late.refused(pool, lane, action)
         granted = len(self.new_grants) - before
         if far:
             lane.far_at_s = self.now + (FAR_AGAIN_S if granted else FAR_S)

@@ -14,6 +14,8 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.node_choice import fewest_units
 from shared.policy.model.formulation import Command, SetShare
 from shared.policy.resources.chunk_shares import spread_chunks
+from shared.policy.resources.chunk_waits import least_share
+from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Pool, ZeroQueue
 
@@ -39,7 +41,7 @@ def update_shares(cluster: ClusterState, pool: Pool, now: float, *, blocked: boo
     of_head = None if action is None else fewest_units(cluster, pool, pool, action)
     sort = () if action is None else (action.work.kind, action.work.service, of_head)
     inputs = (pool.target, pool.chunk, outside, least, tuple(bound.items()), *sort)
-    if inputs == pool.settled:
+    if inputs == pool.settled and not (blocked and _lacks_chunk(cluster, pool, action, of_head)):
         return []
     # Nodes of a class may come from several managers: a node that makes calls has no cores.
     nodes = [node for node in cluster.nodes.of(pool) if node.ready and pool.resource in node.resources]
@@ -64,11 +66,35 @@ def _spread_for(
     needed = of_head.get(pool.resource, 0) if of_head is not None and able else 0
     wanted = pool.wanted(nodes, needed, rule, startable)
     shares = spread_chunks(wanted, nodes, pool.resource, bound, pool.chunk)
-    if able and all(shares[node.name] < needed for node in able):  # else no node would ever own enough for the head
-        host = min(able, key=lambda node: (-node.limit(pool.resource), node.name))  # owns most: the choice is stable
-        at_least = {**bound, host.name: max(needed, bound.get(host.name, 0))}
+    least = {node.name: _least(node, pool, head, needed) for node in able} if head is not None else {}
+    if able and all(shares[node.name] < least[node.name] for node in able):  # else none would ever own enough for it
+        missing = {node.name: least[node.name] - needed for node in able}  # 0, apart from GPUs in other chunks
+        host = min(able, key=lambda node: (missing[node.name], -node.limit(pool.resource), node.name))
+        # the one that owns most: the choice is stable
+        at_least = {**bound, host.name: max(least[host.name], bound.get(host.name, 0))}
         shares = spread_chunks(wanted, nodes, pool.resource, at_least, pool.chunk)
     return wanted, shares
+
+
+def _least(node: Node, pool: Pool, head: ActionState, needed: int) -> int:
+    """Return the fewest units that a node must own to run the head when what is in its way has ended. `needed`: units
+    that the head takes. Of GPUs, others keep those that they have outside of the head's chunk.
+    """
+    chunks = node.resources.get(pool.resource)
+    if not needed or not isinstance(chunks, Chunks):
+        return needed
+    return least_share(chunks, needed, head.work.service)
+
+
+def _lacks_chunk(
+    cluster: ClusterState, pool: Pool, head: ActionState | None, of_head: Mapping[str, int] | None
+) -> bool:
+    """Return whether no node owns enough for the head of a pool of GPUs, although the shares add up."""
+    if head is None or of_head is None or not cluster.nodes.are_structured(pool):
+        return False
+    needed = of_head.get(pool.resource, 0)
+    able = (node for node in cluster.nodes.of(pool) if node.ready and head.could_have(node, of_head))
+    return all(node.limit(pool.resource) < _least(node, pool, head, needed) for node in able)
 
 
 def _set_shares(nodes: list[Node], resource: str, shares: dict[str, int]) -> list[Command]:

@@ -70,12 +70,13 @@ class Swaps:
         if action.spares_since_s and self.now - action.spares_since_s >= longest_s:
             return False
         first_s, found = self.now + two_swaps_s, None
+        times = {"now": self.now, "waited_s": self.now - action.queued_s}
         for other in self.cluster.nodes.of(pool, action.lane):
             chunks = other.resources.get(action.resource)
             if not (isinstance(chunks, Chunks) and other.accepts(action.request.id, action.work.kind)):
                 continue
-            free_s, chunk = free_first(chunks, units, own, waiting, shortest_s, spares=True)
-            if chunk is None or not self.now - longest_s <= free_s <= self.now + longest_s:
+            free_s, chunk = free_first(chunks, units, own, waiting, shortest_s, **times, spares=True)
+            if chunk is None or free_s > self.now + longest_s:
                 continue
             begins_s = max(self.now, free_s) + chunks.models.swap_s(chunk, own)
             if begins_s <= first_s:

@@ -45,6 +45,8 @@ class ChunkWait(NamedTuple):
     """A chunk for which a holder may wait."""
 
     chunk: Chunk
+    first_end_s: float
+    """Expected end of its first holder; infinity: it has none."""
     ends_s: float
     """Expected end of its last holder; minus infinity: it has none."""
     holds: bool

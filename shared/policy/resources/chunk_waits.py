@@ -13,6 +13,8 @@ from shared.policy.resources.resource import Use
 
 LONGEST_TURN: Final = 12.0
 """Longest turn of a service, in turns of one whose successor is restored at once."""
+PATIENCE: Final = 0.8
+"""Part of its wait by which a call lets holders of the chunk that it waits for be overdue."""
 CALLS_IN_TURN: Final = 4.0
 """Turn of a service beside another one that is resident too, in expected durations of its longest call: its end costs
 no restore, but slots stand idle until the last call has ended."""
@@ -43,15 +45,40 @@ def fit_together(chunks: Chunks, units: int, use: Use, others: int, other: Use) 
     return not (first.joins and second.joins)  # one of them needs no chunk of its own
 
 
+def least_share(chunks: Chunks, units: int, service: str) -> int:
+    """Return the fewest GPUs that a node must own so that a service can get a chunk when the holders of that chunk have
+    ended, and no other ones. It has one (`Chunks.could_ever`). O(chunks of this size * busy chunks).
+    """
+    one = chunks.models.served.get(service)
+    unusable = () if one is None else one.unusable
+    return min(
+        units + chunks.used - sum(min(units, at.size) for at in chunks.busy if at.overlaps(chunk))
+        for chunk in aligned(chunks.capacity, units)
+        if chunk not in unusable and not chunk.mask & chunks.bad
+    )
+
+
 def free_first(
-    chunks: Chunks, units: int, service: str, waiting: Collection[str], shortest_s: float, *, spares: bool = False
+    chunks: Chunks,
+    units: int,
+    service: str,
+    waiting: Collection[str],
+    shortest_s: float,
+    *,
+    now: float = -math.inf,
+    waited_s: float = 0.0,
+    spares: bool = False,
 ) -> tuple[float, Chunk | None]:
     """Return when a chunk is predicted to be free first for a service whose call has to wait, and this chunk; None if
     none of this size is open to it.
 
     It is free when all its holders have ended, and the turns of the services in `waiting` that would have to leave, or
-    that use it while it holds the service. `shortest_s`: as of `turn_s`. `spares`: only chunks that are busy, that no
-    service in `waiting` would have to leave, and that the service does not use itself. Minus infinity: it is free.
+    that use it while it holds the service. `shortest_s`: as of `turn_s`. Minus infinity: it is free.
+    A holder that is overdue at `now` is assumed to stay for as long as it is overdue already, less `PATIENCE` times
+    `waited_s`, for which the call has waited. So a call leaves a chunk where another one takes far longer than
+    expected, and does not go from chunk to chunk while each is a little late.
+    `spares`: only chunks that are busy, that no service in `waiting` would have to leave, and that the service does not
+    use itself.
     O(chunks of this size + services that would leave them); after a change of the node, also O(chunks of this size *
     (busy chunks + resident services)).
     """
@@ -59,9 +86,10 @@ def free_first(
     if asked not in known:
         known[asked] = list(_waits(chunks, units, service, shortest_s))
     first_s, found = math.inf, None
-    for chunk, free_s, holds, turns in known[asked]:
+    for chunk, first_end_s, free_s, holds, turns in known[asked]:
         if spares and (free_s == -math.inf or _is_used(service, waiting, turns, holds=holds)):
             continue
+        free_s = max(free_s, 2.0 * now - PATIENCE * waited_s - first_end_s)
         for name, end_s in turns:
             if end_s > free_s and name in waiting:
                 free_s = end_s
@@ -84,11 +112,11 @@ def _waits(chunks: Chunks, units: int, service: str, shortest_s: float) -> Itera
         busy = [(at, one) for at, one in chunks.busy.items() if at.overlaps(chunk)]
         if units - sum(min(units, at.size) for at, _ in busy) > chunks.free:
             continue
-        ends_s = max((end_s for _, one in busy for end_s in one.holders.values()), default=-math.inf)
+        ends_s = [end_s for _, one in busy for end_s in one.holders.values()]
         holds, turns = bool(service) and models.holds(chunk, service), list[tuple[str, float]]()
         if holds:
             turns = [(one.service, one.since_s + calls_turn_s(one.longest_s, shortest_s)) for _, one in busy]
         elif service:
             swap_s, leaving = models.swap_s(chunk, service), models.leaving(chunk, service)
             turns = [(one.service, one.since_s + turn_s(shortest_s, swap_s, one.swap_s)) for one in leaving]
-        yield ChunkWait(chunk, ends_s, holds, tuple(turns))
+        yield ChunkWait(chunk, min(ends_s, default=math.inf), max(ends_s, default=-math.inf), holds, tuple(turns))

@@ -30,8 +30,8 @@ class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
     __slots__ = (
-        "_away", "_bad", "_beyond", "_busy_of", "_held", "_implied", "_largest", "_mask", "_rows",
-        "_share", "busy", "cache", "capacity", "models", "spec",
+        "_away", "_beyond", "_busy_of", "_held", "_implied", "_largest", "_mask", "_rows",
+        "_share", "bad", "busy", "cache", "capacity", "models", "spec",
     )  # fmt: skip
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
@@ -40,7 +40,7 @@ class Chunks:
         self.models = ModelResidency(capacity)
         """Model services that its chunks hold."""
         self._share: int | None = None
-        self._bad = 0
+        self.bad = 0
         """Bad GPUs, as bits."""
         self._away = 0
         """GPUs that must not be granted now: bad and released ones, as bits."""
@@ -72,15 +72,15 @@ class Chunks:
         self._implied.clear()
         self.cache.clear()
         self._rows.clear()
-        self._bad = self._mask_of(bad)
-        self._away = self._bad | self._mask_of(released)
+        self.bad = self._mask_of(bad)
+        self._away = self.bad | self._mask_of(released)
         degrees = (degree for one in self.models.served.values() for degree in one.degrees)
         self._largest = max(degrees, default=LARGEST)
 
     @property
     def offer(self) -> object:
         """What decides which work could ever run here; to be compared."""
-        return {name: (one.degrees, one.unusable) for name, one in self.models.served.items()}, self._bad
+        return {name: (one.degrees, one.unusable) for name, one in self.models.served.items()}, self.bad
 
     # ---- units -------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Chunks:
             return False
         unusable = self.models.served[use.service].unusable if use.service else ()
         chunks = aligned(self.capacity, units)
-        return any(not chunk.mask & self._bad and chunk not in unusable for chunk in chunks)
+        return any(not chunk.mask & self.bad and chunk not in unusable for chunk in chunks)
 
     def rank(self, units: int, use: Use = NO_USE) -> Rank | None:
         """Return the choice without its chunk, then the free GPUs that other work could use; None: it does not fit."""

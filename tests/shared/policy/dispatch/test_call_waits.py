@@ -7,6 +7,8 @@ from random import Random
 
 import pytest
 
+from shared.policy.dispatch import node_choice
+from shared.policy.dispatch.node_choice import FEW
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.stimuli import (
@@ -133,8 +135,10 @@ def test_a_head_that_waits_for_a_chunk_leaves_the_slots_of_other_engines() -> No
     assert services_of(cluster, cluster.end(busy.action)) == "C"
 
 
-def test_a_head_waits_for_the_node_whose_chunk_is_free_first() -> None:
+@pytest.mark.parametrize("few", [FEW, 0], ids=["few nodes", "many nodes"])
+def test_a_head_waits_for_the_node_whose_chunk_is_free_first(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     """A has engines with two slots on two nodes. The next slot is free on b, and the next GPU is free on a."""
+    monkeypatch.setattr(node_choice, "FEW", few)
     cluster = Cluster(rule=None)
     for name in "ab":
         cluster.join(name, 1, {service: ServedModel((1,), 2, 60.0) for service in "AB"})
@@ -150,6 +154,27 @@ def test_a_head_waits_for_the_node_whose_chunk_is_free_first() -> None:
     assert services_of(cluster, cluster.end(long[1].action)) == "B"
 
 
+def test_a_head_does_not_wait_for_a_call_that_takes_far_longer_than_expected() -> None:
+    """A has engines on two nodes, and new calls all the time. The chunk of the long call is never free."""
+    cluster = Cluster(rule=None)
+    for name in "ab":
+        cluster.join(name, 1, {service: ServedModel((1,), 2, 60.0) for service in "AB"})
+    long, *others = cluster.submit(*[judged("A", 5.0)] * 4)
+    ends_s = {one.action: cluster.now + 2.0 + number for number, one in enumerate(others)}
+    cluster.now += 1.0
+    assert cluster.submit(judged("B")) == []
+    order = ""
+    while "B" not in order and cluster.now < 1090.0:
+        cluster.now += 1.0
+        for name in [name for name, end_s in ends_s.items() if end_s <= cluster.now]:
+            del ends_s[name]
+            granted = cluster.end(name) + cluster.submit(judged("A", 5.0))
+            ends_s |= {one.action: cluster.now + 5.0 for one in granted}
+            order += services_of(cluster, granted)
+    assert "B" in order, "the other engine has drained"
+    assert long.action in cluster.running
+
+
 def test_a_head_does_not_wait_for_a_gpu_beyond_the_share_of_its_node() -> None:
     """The node owns one of two GPUs, and A has two slots there."""
     cluster = Cluster(rule=None)
@@ -162,6 +187,33 @@ def test_a_head_does_not_wait_for_a_gpu_beyond_the_share_of_its_node() -> None:
     assert cluster.end(first.action) == [], "the GPU that A has is kept free"
     cluster.now += 2.0
     assert services_of(cluster, cluster.end(second.action)) == "B"
+
+
+def test_a_node_owns_more_gpus_if_the_ones_it_owns_cannot_have_the_chunk_of_a_head() -> None:
+    """A has GPU 0 and new calls all the time, and B has too little memory there."""
+    cluster = Cluster(rule=None)
+    elsewhere = ServedModel((1,), 1, 60.0, unusable=frozenset({Chunk(0, 1)}))
+    cluster.join("a", 2, {"A": ServedModel((1,), 2, 20.0), "B": elsewhere}, memory_gb=(24.0, 80.0))
+    cluster.handle(PlannerChecked(True), TargetReceived("gpus@cpu", 1))
+    assert services_of(cluster, cluster.submit(judged("A"), batch="many")) == "A"
+    assert services_of(cluster, cluster.submit(judged("B"), batch="many")) == "B"
+
+
+def test_a_node_owns_enough_for_a_wide_chunk_beside_scattered_gpus() -> None:
+    """A node owns two of four GPUs. A has one of each pair, and new calls all the time."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 4, {"A": ServedModel((1,), 2, 20.0), "P": ServedModel((2,), 1, 20.0)})
+    cluster.submit(*[judged("A")] * 8, batch="many")
+    cluster.handle(PlannerChecked(True), TargetReceived("gpus@cpu", 2))
+    for name in [name for name, (_, one) in cluster.running.items() if one.numbers[0] in (0, 2)]:
+        cluster.end(name)
+    cluster.now += 1.0
+    order = services_of(cluster, cluster.submit(call("P", 2, duration_s=4.0), batch="many"))
+    while "P" not in order and cluster.now < 1060.0:
+        cluster.now += 1.0
+        first = next(iter(cluster.running))
+        order += services_of(cluster, cluster.end(first) + cluster.submit(judged("A"), batch="many"))
+    assert "P" in order
 
 
 def test_a_head_that_waits_for_the_last_of_an_engines_calls_is_not_overtaken_there() -> None:
@@ -368,3 +420,22 @@ def test_a_call_waits_for_a_minute_at_most_if_each_gpu_has_work_again_when_it_is
         cluster.works[following] = cluster.works[name]
         new = request(following, cluster.works[name], at_s=cluster.now, seq=len(cluster.works))
         granted = services_of(cluster, cluster.handle(AttemptsEnded((ended,)), RequestsSubmitted((new,))))
+
+
+@pytest.mark.parametrize("waited_s", [60.0, 59.0])
+def test_a_call_that_has_waited_for_a_minute_behind_others_reserves_its_chunk_too(waited_s: float) -> None:
+    """Only node a serves P, for which many calls wait. On b A is called all the time, and B waits for its chunk."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {"P": ServedModel((1,), 1, 60.0)})
+    cluster.join("b", 1, {service: ServedModel((1,), 2, 60.0) for service in "AB"})
+    cluster.submit(judged("P", 500.0), judged("A", 10.0), *[judged("P", 500.0)] * 3)
+    cluster.now += 5.0
+    cluster.submit(judged("A", 70.0), judged("B"))
+    cluster.now += waited_s
+    a_call = next(one for one in cluster.running if cluster.works[one].duration_s == 10.0)
+    granted = services_of(cluster, cluster.end(a_call) + cluster.submit(judged("A", 70.0)))
+    assert granted == ("" if waited_s == 60.0 else "A")
+    cluster.now += 30.0
+    last = next(one for one in cluster.running if cluster.works[one].service == "A")
+    if waited_s == 60.0:
+        assert services_of(cluster, cluster.end(last)) == "B"

@@ -50,9 +50,10 @@ def check(chunks: Chunks) -> None:
     asked = [(units, name) for units in (1, 2, 4, 8) for name in ("", *SERVICES)]
     for units, name in asked:
         check_choice(chunks, units, name)
-        check_wait(chunks, units, name, spares=False)
-        if name:
-            check_wait(chunks, units, name, spares=True)
+        for now, waited_s in ((0.0, 0.0), (20.0, 0.0), (60.0, 5.0), (90.0, 80.0)):
+            check_wait(chunks, units, name, spares=False, now=now, waited_s=waited_s)
+            if name:
+                check_wait(chunks, units, name, spares=True, now=now, waited_s=waited_s)
     kept = state(chunks, asked)
     chunks.cache.clear()
     chunks._rows.clear()
@@ -86,7 +87,7 @@ def check_choice(chunks: Chunks, units: int, service: str) -> None:
     assert (None if choice is None else choice[1:]) == min(map(order, usable), default=None)
 
 
-def check_wait(chunks: Chunks, units: int, service: str, *, spares: bool) -> None:
+def check_wait(chunks: Chunks, units: int, service: str, *, spares: bool, now: float, waited_s: float) -> None:
     """Assert that no chunk is free earlier than the one that a holder would wait for, by the law of `free_first`."""
     models, one, others = chunks.models, chunks.models.served.get(service), set(SERVICES) - {service}
 
@@ -95,6 +96,7 @@ def check_wait(chunks: Chunks, units: int, service: str, *, spares: bool) -> Non
 
     def free_s(chunk: Chunk) -> float:
         ends_s = [end_s for busy in users(chunk) for end_s in busy.holders.values()]
+        ends_s += [now + (now - end_s) - 0.8 * waited_s for end_s in ends_s]
         if service and models.holds(chunk, service):
             turns = [(busy.service, busy.since_s + min(4 * busy.longest_s, 60.0)) for busy in users(chunk)]
             ends_s += [end_s for name, end_s in turns if name in others]
@@ -121,9 +123,9 @@ def check_wait(chunks: Chunks, units: int, service: str, *, spares: bool) -> Non
         and sum(gpu not in used for gpu in chunk.gpus) <= chunks.free
         and (not spares or is_spare(chunk))
     ]
-    first_s, found = free_first(chunks, units, service, others, 5.0, spares=spares)
+    first_s, found = free_first(chunks, units, service, others, 5.0, now=now, waited_s=waited_s, spares=spares)
     assert (found in usable) == bool(usable)
-    assert first_s == min(map(free_s, usable), default=math.inf)
+    assert first_s == pytest.approx(min(map(free_s, usable), default=math.inf))
 
 
 def engine_row(chunks: Chunks, name: str, chunk: Chunk) -> tuple[float, ...]:

@@ -1,0 +1,44 @@
+"""Calls of model services behind a head that have waited for long: they reserve their chunks too.
+
+Law: if nodes serve different services, a service whose call has waited for `LONGEST_TURN` behind calls of others gets
+its chunk in turn, also while later calls of the service that uses it arrive. With the reservation of the head alone, a
+backlog of one node kept a call for another node from its place there for as long as the backlog lasted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.blocked import Blocked
+from shared.policy.dispatch.swaps import Swaps
+from shared.policy.resources.chunk_waits import LONGEST_TURN
+from shared.policy.resources.pools import Lane, Pool
+
+MOST_SERVICES: Final = 8
+"""Most services of a lane whose calls reserve chunks: each is compared with each call that could start."""
+
+
+@dataclass(slots=True)
+class LateCalls:
+    """Calls of one walk behind a head. The first one of each service reserves. Calls with quotas and elastic calls do
+    not: they may wait for something else.
+    """
+
+    swaps: Swaps
+    blocked: list[Blocked]
+    """Reservations of the round."""
+    services: set[str]
+    """Services that have one from this lane; at first, that of the head."""
+
+    def refused(self, pool: Pool, lane: Lane, action: ActionState) -> None:
+        """Note a call that cannot start now."""
+        service, name, swaps = action.work.service, action.request.id, self.swaps
+        if not service or service in self.services or action.work.quotas or action.scales or swaps.puts_off(name):
+            return
+        is_late = swaps.now - action.queued_s >= LONGEST_TURN * swaps.cluster.swap_wait_s
+        if not is_late or len(self.services) >= MOST_SERVICES:
+            return
+        self.services.add(service)
+        self.blocked.append(Blocked(action, pool, lane, *swaps.spared.get(name, ())))

@@ -25,7 +25,7 @@ LEVELS: Final[dict[str, tuple[Level, ...]]] = {
 }
 """Levels of each backend, as `Backend.flags` has them. An engine that was given by its URL has no `cold`: its
 stop puts it to sleep at its deepest level (`backends.given_engines`)."""
-_CHANGEABLE: Final = ("concurrency", "priority", "min_residency_s")
+_CHANGEABLE: Final = ("concurrency", "priority", "min_residency_s", "load_s")
 """Fields with which an engine need not be started again."""
 
 
@@ -48,6 +48,7 @@ def spec_of(name: str, entry: ServiceEntry) -> ModelServiceSpec:
         priority=entry.priority,
         revision=revision(entry),
         memory_by={degree: one for degree, one in memory.items() if one != first},
+        load_s=entry.load_s,
     )
 
 

@@ -58,6 +58,8 @@ class EntryView(BaseModel):
     """Services of a lower number are evicted later."""
     min_residency_s: float
     start_s: float
+    load_s: float = 60.0
+    """Expected seconds of a load until one was measured."""
     health: str
     keep_connections: bool
     """Connections to its engines are kept between calls."""

@@ -51,6 +51,7 @@ class ShownEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int
     min_residency_s: float
     start_s: float
+    load_s: float = 60.0
     health: str
     keep_connections: bool = False
     canary: dict[str, Any] = {}

@@ -130,6 +130,9 @@ class ServiceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     packets at once (TCP_NODELAY), as asynchronous servers do. The backends beside `process` always keep them."""
     start_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 600.0
     """Limit of a start, until it is healthy."""
+    load_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60.0
+    """Expected seconds of a load until one was measured. One that takes twice as long ends if other work waits for its
+    GPUs."""
     env: Annotated[dict[Variable, Value], msgspec.Meta(max_length=256)] = {}
     """Variables of its process, with the same places as the command."""
 

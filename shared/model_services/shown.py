@@ -29,6 +29,7 @@ def shown(entry: ServiceEntry, *, with_commands: bool) -> ShownEntry:
         priority=entry.priority,
         min_residency_s=entry.min_residency_s,
         start_s=entry.start_s,
+        load_s=entry.load_s,
         health=entry.health,
         keep_connections=entry.keeps_connections,
         canary=_canary(entry),

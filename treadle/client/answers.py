@@ -477,6 +477,7 @@ class EntryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     command: dict[str, list[str]]
     url: dict[str, str]
     first_gpu: dict[str, int]
+    load_s: float = 60.0
     memory_gb_by_degree: dict[str, dict[str, float]] = {}
 
 

@@ -79,6 +79,8 @@ class ModelServiceSpec:
     """Changes with anything else of the entry that makes another engine (command, model, environment)."""
     memory_by: Mapping[int, EngineMemory] = field(default_factory=dict)
     """Degree -> memory of its engines, where it differs."""
+    load_s: float | None = None
+    """Expected time of a load before the first measurement; None: that of the node's configuration."""
 
     def gb(self, degree: int) -> float:
         """Return the device memory of each GPU that a resident engine of this degree needs."""

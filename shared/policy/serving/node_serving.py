@@ -139,6 +139,7 @@ class NodeServing:
     def _service_set(self, now: float, change: model.ServiceSet) -> None:
         declared = change.spec
         self._state.services[declared.name] = declared
+        self._state.times.declare(declared.name, declared.load_s)
         for one in self._state.of_service(declared.name):
             spec = declared.of_degree(one.id.chunk.size)
             if one.state == "unknown":

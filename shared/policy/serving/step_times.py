@@ -24,6 +24,15 @@ class StepTimes:
     config: ServingConfig
     _means: dict[str, dict[tuple[Chunk | int, Direction, Level], float]] = field(default_factory=dict)
     """Service -> (chunk or degree, direction, level) -> seconds. Bounded by the chunks of the declared services."""
+    _load_s: dict[str, float] = field(default_factory=dict)
+    """Service -> declared time of a load."""
+
+    def declare(self, service: str, load_s: float | None) -> None:
+        """Set the expected time of a service's loads until one is measured; None: the default."""
+        if load_s is None:
+            self._load_s.pop(service, None)
+        else:
+            self._load_s[service] = load_s
 
     def record(self, instance: InstanceId, direction: Direction, level: Level, took_s: float) -> None:
         """Record a step that succeeded. `restore` from `cold` is a load, `evict` to `cold` a stop."""
@@ -41,6 +50,8 @@ class StepTimes:
     def restore_s(self, instance: InstanceId, level: Level) -> float:
         """Expected time to restore from a level."""
         known = self._known(instance, "restore", level)
+        if known is None and level == "cold":
+            known = self._load_s.get(instance.service)
         return self.config.restore_s[level] if known is None else known
 
     def _known(self, instance: InstanceId, direction: Direction, level: Level) -> float | None:
@@ -59,5 +70,6 @@ class StepTimes:
         return found
 
     def forget(self, service: str) -> None:
-        """Remove a service's means. Steps that are under way may add them again: see `NodeServing`."""
+        """Remove a service's times. Steps that are under way may add means again: see `NodeServing`."""
         self._means.pop(service, None)
+        self._load_s.pop(service, None)

@@ -283,6 +283,14 @@ def test_a_command_by_degree_is_a_part_of_the_revision() -> None:
     assert made["x"] != made["y"]
 
 
+def test_another_expected_time_of_loads_starts_no_engine_again() -> None:
+    specs = [
+        spec_of("a", read_entries(msgspec.json.encode({"a": {**ENTRY, **more}}))["a"]) for more in ({}, {"load_s": 240})
+    ]
+    assert [one.load_s for one in specs] == [60.0, 240.0]
+    assert specs[0].same_engine(specs[1])
+
+
 async def test_a_failure_of_ours_ends_the_service(node: Node) -> None:
     node.backends["a"].fails["prepare"] = LookupError("a bug")
     waiting = asyncio.create_task(_use(node, "h1", "a"))

@@ -174,6 +174,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"priority": "high"}, "priority: must be a whole number, not text"),
     ({"min_residency_s": -1}, "min_residency_s: must be at least 0"),
     ({"start_s": 0}, "start_s: must be greater than 0"),
+    ({"load_s": 0}, "load_s: must be greater than 0"),
     ({"env": {"A B": "c"}}, "env: a key must be letters, digits and '_', beginning with a letter or '_'"),
     ({"env": {"A": "{b}"}}, "env: the place {b} is unknown; there are {port}, {devices}, {degree}, {model}"),
     ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "env: remove CUDA_VISIBLE_DEVICES; the chunk decides it"),

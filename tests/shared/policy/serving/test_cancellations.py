@@ -101,6 +101,17 @@ def test_a_load_with_holders_is_cancelled_when_it_is_late_and_another_holder_is_
     assert node.serving.next_wake_s() - node.now == PAUSE * LATE_S
 
 
+def test_a_load_that_is_declared_as_slow_is_late_after_twice_that_time() -> None:
+    slow = service("broken", 8.0, load_s=10 * CONFIG.restore_s["cold"])
+    node = Driver(service("good", 8.0), slow, config=CONFIG)
+    node.resident(on("good"))
+    node.want("h", on("broken"))
+    node.want("g", on("good"))
+    assert node.after(CONFIG.max_wait_s) == []
+    assert node.serving.next_wake_s() == 10 * LATE_S
+    assert node.wake() == [CancelStep(on("broken"))]
+
+
 def test_a_load_that_was_late_gets_twice_the_time_so_that_a_slow_engine_becomes_resident() -> None:
     node = two()
     for number in range(2):

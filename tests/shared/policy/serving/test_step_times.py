@@ -19,6 +19,21 @@ def test_defaults_are_used_until_a_step_is_measured_and_then_its_mean() -> None:
     assert times.measured(on("a")) == {"evict asleep1": pytest.approx(6.0)}
 
 
+def test_a_declared_load_is_expected_until_one_was_measured() -> None:
+    times = StepTimes(ServingConfig())
+    times.declare("a", 240.0)
+    assert (times.restore_s(on("a"), "cold"), times.restore_s(on("b"), "cold")) == (
+        240.0,
+        times.config.restore_s["cold"],
+    )
+    assert times.restore_s(on("a"), "asleep1") == times.config.restore_s["asleep1"]
+    assert times.measured(on("a")) == {}
+    times.record(on("a"), "restore", "cold", 90.0)
+    assert times.restore_s(on("a"), "cold") == 90.0
+    times.forget("a")
+    assert times.restore_s(on("a"), "cold") == times.config.restore_s["cold"]
+
+
 def test_each_degree_and_level_has_its_own_mean_and_a_removed_service_has_none() -> None:
     times = StepTimes(ServingConfig())
     times.record(on("a"), "restore", "cold", 40.0)

@@ -16,7 +16,7 @@ from shared.policy.dispatch.swaps import Swaps
 from shared.policy.resources.chunk_waits import LONGEST_TURN
 from shared.policy.resources.pools import Lane, Pool
 
-MOST_SERVICES: Final = 8
+MOST_SERVICES: Final = 4
 """Most services of a lane whose calls reserve chunks: each is compared with each call that could start."""
 
 

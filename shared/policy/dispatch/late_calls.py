@@ -1,8 +1,8 @@
 """Calls of model services behind a head that have waited for long: they reserve their chunks too.
 
-Law: a call that has waited for `LONGEST_TURN` keeps later calls from the chunk that is free first for it, if its service
-is one of the first `MOST_SERVICES` in the lane. With the reservation of the head alone, a backlog for one node kept a
-call for another node waiting for as long as the backlog lasted, because later calls joined the engine there.
+Law: a call that has waited for `LONGEST_TURN` keeps later calls from the chunk that is free first for it, if its
+service is one of the first `MOST_SERVICES` in the lane. With the reservation of the head alone, a backlog for one node
+kept a call for another node waiting for as long as the backlog lasted, because later calls joined the engine there.
 """
 
 from __future__ import annotations

@@ -34,6 +34,11 @@ class Blocked:
     """Start of the reservation; infinity if it waits for what environments hold. Then no quotas are reserved: the work
     that ends these environments may need them."""
 
+    @classmethod
+    def of(cls, head: ActionState, pool: Pool, lane: Lane, spared: tuple[Node, float] | None) -> Blocked:
+        """Return the reservation of a head. `spared`: what `Swaps.spared` has of it."""
+        return cls(head, pool, lane) if spared is None else cls(head, pool, lane, *spared, spares=True)
+
     def forbids(self, cluster: ClusterState, node: Node, action: ActionState, now: float) -> bool:
         """Return whether this work, started there now, would delay the head: with the restore that it needs."""
         if self._forbids_quotas(cluster, action, now):

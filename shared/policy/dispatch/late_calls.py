@@ -41,4 +41,4 @@ class LateCalls:
         if not is_late or len(self.services) >= MOST_SERVICES:
             return
         self.services.add(service)
-        self.blocked.append(Blocked(action, pool, lane, *swaps.spared.get(name, ())))
+        self.blocked.append(Blocked.of(action, pool, lane, swaps.spared.get(name)))

@@ -154,7 +154,7 @@ class SchedulingRound:
             lane.feasible = head
             waits = head in self.turns.held_back or self.swaps.puts_off(head) or head in self.engines.waiting
             if not waits and not follows(self.waits.nodes, nodes, action):
-                self.blocked.append(Blocked(action, pool, lane, *self.swaps.spared.get(head, ())))
+                self.blocked.append(Blocked.of(action, pool, lane, self.swaps.spared.get(head)))
             alone = not self._backfill(pool, lane) and self.calls.insists(pool, lane, head)
             if alone and (node := self.place(pool, lane, action)) is not None:
                 self._grant(lane, action, node, is_head=True)

@@ -377,6 +377,20 @@ def test_a_call_waits_for_its_own_engine_before_it_evicts_a_service_with_work() 
     assert (cluster.works[granted.action].service, granted.node) == ("B", "a")
 
 
+def test_a_call_that_spares_a_service_does_not_reserve_its_gpu() -> None:
+    """B waits for GPU 0, where A is called. C keeps GPU 1 of that node, and its call ends later than the one of A."""
+    cluster = Cluster(rule=None)
+    first, second = frozenset({Chunk(0, 1)}), frozenset({Chunk(1, 1)})
+    services = {name: ServedModel((1,), 1, 30.0, first, restore_s={1: 3.0}) for name in "AB"}
+    services["C"] = ServedModel((1,), 1, 60.0, second, restore_s={1: 3.0}, evict_s={1: 1.0})
+    cluster.join("a", 2, services)
+    _, called = cluster.submit(judged("A", 20.0), judged("C", 14.0))
+    cluster.now += 13.0
+    assert cluster.submit(judged("B", 1.0), judged("C", 10.0)) == []
+    cluster.now += 1.0
+    assert services_of(cluster, cluster.end(called.action)) == "C"
+
+
 def test_a_call_does_not_wait_for_its_own_engine_for_longer_than_two_swaps() -> None:
     cluster = two_nodes(call_s=30.0)
     (granted,) = cluster.end(max(cluster.running))

@@ -21,7 +21,7 @@ from shared.policy.dispatch.call_waits import CallWaits
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.elastic_grants import NewGrant, grant_elastic_units
 from shared.policy.dispatch.elastic_waits import ElasticWaits
-from shared.policy.dispatch.engine_choice import EngineChoice
+from shared.policy.dispatch.engine_choice import EngineChoice, sharers
 from shared.policy.dispatch.invariants import InvariantError
 from shared.policy.dispatch.lanes import FAR_AGAIN_S, FAR_S, behind_head
 from shared.policy.dispatch.late_calls import LateCalls
@@ -262,7 +262,7 @@ class SchedulingRound:
             self._resume(lane, action, node, is_head=is_head)
             return
         expected_s = action.expected_s if action.work.duration_s is not None else cluster.durations.expect(action)
-        charged_s = expected_s * max(1, action.pool_units)
+        charged_s = expected_s * max(1, action.pool_units) / sharers(node, action)
         if lane.shared:
             charged_s = action.needed_quotas.get(lane.shared, 0.0)  # tenants share the quota, not the units
         since = lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)

@@ -453,3 +453,17 @@ def test_a_call_that_has_waited_for_a_minute_behind_others_reserves_its_chunk_to
     last = next(one for one in cluster.running if cluster.works[one].service == "A")
     if waited_s == 60.0:
         assert services_of(cluster, cluster.end(last)) == "B"
+
+
+def test_a_tenant_is_charged_for_its_part_of_an_engine_that_calls_share() -> None:
+    """Eight calls of ada share a GPU for 10 s, and bob's call has one for 40 s. So ada's next call goes first."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 2, {"A": ServedModel((1,), 8, 60.0), "B": ServedModel((1,), 1, 60.0)})
+    cluster.join("p", 1, {"P": ServedModel((1,), 1, 60.0)})
+    (first,) = of_tenant(cluster, "eve", judged("P", 10.0), judged("P", 10.0))
+    assert len(of_tenant(cluster, "ada", *[judged("A", 10.0)] * 8)) == 8
+    assert len(of_tenant(cluster, "bob", judged("B", 40.0))) == 1
+    assert of_tenant(cluster, "bob", judged("P", 1.0)) == of_tenant(cluster, "ada", judged("P", 1.0)) == []
+    (second,) = cluster.end(first.action)
+    (third,) = cluster.end(second.action)
+    assert (second.action, third.action) == ("r1", "r12"), "eve's, then ada's"

@@ -75,7 +75,7 @@ class Blocked:
             chunks, head.granted_units, use.service, others, cluster.swap_wait_s, **times, spares=self.spares
         )
         if reserved is None:
-            return not self.spares
+            return True
         choice = chunks.choose(action.granted_units, its.service, its.numbers)
         if choice is None or not (choice.chunk.overlaps(reserved) or _takes_share(chunks, choice, reserved)):
             return False

@@ -41,7 +41,7 @@ def update_shares(cluster: ClusterState, pool: Pool, now: float, *, blocked: boo
     of_head = None if action is None else fewest_units(cluster, pool, pool, action)
     sort = () if action is None else (action.work.kind, action.work.service, of_head)
     inputs = (pool.target, pool.chunk, outside, least, tuple(bound.items()), *sort)
-    if inputs == pool.settled and not (blocked and _lacks_chunk(cluster, pool, action, of_head)):
+    if inputs == pool.settled:
         return []
     # Nodes of a class may come from several managers: a node that makes calls has no cores.
     nodes = [node for node in cluster.nodes.of(pool) if node.ready and pool.resource in node.resources]
@@ -84,17 +84,6 @@ def _least(node: Node, pool: Pool, head: ActionState, needed: int) -> int:
     if not needed or not isinstance(chunks, Chunks):
         return needed
     return least_share(chunks, needed, head.work.service)
-
-
-def _lacks_chunk(
-    cluster: ClusterState, pool: Pool, head: ActionState | None, of_head: Mapping[str, int] | None
-) -> bool:
-    """Return whether no node owns enough for the head of a pool of GPUs, although the shares add up."""
-    if head is None or of_head is None or not cluster.nodes.are_structured(pool):
-        return False
-    needed = of_head.get(pool.resource, 0)
-    able = (node for node in cluster.nodes.of(pool) if node.ready and head.could_have(node, of_head))
-    return all(node.limit(pool.resource) < _least(node, pool, head, needed) for node in able)
 
 
 def _set_shares(nodes: list[Node], resource: str, shares: dict[str, int]) -> list[Command]:

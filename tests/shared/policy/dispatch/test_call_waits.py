@@ -8,6 +8,8 @@ from random import Random
 import pytest
 
 from shared.policy.dispatch import node_choice
+from shared.policy.dispatch.blocked import Blocked
+from shared.policy.dispatch.late_calls import LateCalls
 from shared.policy.dispatch.node_choice import FEW
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.service_stimuli import ServicesReported
@@ -18,6 +20,7 @@ from shared.policy.dispatch.stimuli import (
     RequestsSubmitted,
     TargetReceived,
 )
+from shared.policy.dispatch.swaps import Swaps
 from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.model.formulation import Grant, Work
 from shared.policy.model.quotas import QuotaLimits, Rate
@@ -350,7 +353,7 @@ def test_a_service_that_was_used_for_long_leaves_as_soon_as_its_calls_have_ended
 def two_nodes(call_s: float) -> Cluster:
     """A and B have an engine on node a, where A is called. C has one on b: its turn is over, and its calls wait."""
     cluster = Cluster(rule=None)
-    services = {name: ServedModel((1,), 1, gb, restore_s={1: 3.0}) for name, gb in (("A", 30.0), ("B", 30.0))}
+    services = {name: ServedModel((1,), 1, 30.0, restore_s={1: 3.0}) for name in "AB"}
     other = ServedModel((1,), 1, 60.0, restore_s={1: 3.0}, evict_s={1: 1.0})
     cluster.join("a", 1, services)
     cluster.submit(judged("B", 1.0))
@@ -467,3 +470,46 @@ def test_a_tenant_is_charged_for_its_part_of_an_engine_that_calls_share() -> Non
     (second,) = cluster.end(first.action)
     (third,) = cluster.end(second.action)
     assert (second.action, third.action) == ("r1", "r12"), "eve's, then ada's"
+
+
+def test_work_beside_a_reserved_chunk_leaves_the_share_that_it_needs() -> None:
+    """The node owns two of four GPUs. P waits for GPUs 0 and 1, of which one is idle; C would have GPU 2."""
+    cluster = Cluster(rule=None)
+    low = frozenset({Chunk(0, 1), Chunk(1, 1)})
+    services = {"A": ServedModel((1,), 1, 60.0), "P": ServedModel((2,), 1, 60.0)}
+    cluster.join("a", 4, {**services, "C": ServedModel((1,), 1, 60.0, unusable=low)})
+    cluster.handle(PlannerChecked(True), TargetReceived("gpus@cpu", 2))
+    (first,) = cluster.submit(judged("A", 20.0), batch="many")
+    assert first.numbers == (0,)
+    cluster.now += 1.0
+    assert cluster.submit(call("P", 2, duration_s=4.0), judged("C", 50.0), batch="many") == []
+    assert services_of(cluster, cluster.end(first.action)) == "P"
+
+
+def test_a_node_owns_more_gpus_if_others_have_scattered_since_an_earlier_head() -> None:
+    """The first call of P has had enough with two of four GPUs. For the second one A has GPUs of both pairs."""
+    cluster = Cluster(rule=None)
+    odd = frozenset({Chunk(1, 1), Chunk(3, 1)})
+    cluster.join("a", 4, {"A": ServedModel((1,), 1, 60.0, unusable=odd), "P": ServedModel((2,), 1, 20.0)})
+    cluster.handle(PlannerChecked(True), TargetReceived("gpus@cpu", 2))
+    (first,) = cluster.submit(judged("A", 10.0), batch="many")
+    assert cluster.submit(call("P", 2, duration_s=4.0), batch="many") == []
+    (wide,) = cluster.end(first.action)
+    cluster.end(wide.action)
+    assert {one.numbers for one in cluster.submit(judged("A", 10.0), judged("A", 10.0), batch="many")} == {(0,), (2,)}
+    assert cluster.submit(call("P", 2, duration_s=4.0), batch="many") == []
+    node = cluster.dispatcher.node("a")
+    assert node is not None
+    assert node.owned["gpus"] == 3
+
+
+def test_three_services_reserve_behind_a_head() -> None:
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {name: ServedModel((1,), 1, 60.0) for name in "ABCDEP"})
+    cluster.submit(judged("P", 900.0))
+    assert cluster.submit(*[judged(name) for name in "PABBCDE"]) == []
+    queues, blocked = cluster.dispatcher.cluster.queues, list[Blocked]()
+    late = LateCalls(Swaps(cluster.dispatcher.cluster, cluster.now + 60.0), blocked, {"P"})
+    for action in list(queues.queued.values()):
+        late.refused(queues.pool("gpus@cpu"), queues.pool("gpus@cpu"), action)
+    assert [one.head.work.service for one in blocked] == ["A", "B", "C"]

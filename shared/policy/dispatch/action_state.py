@@ -78,6 +78,9 @@ class ActionState:
     """Time since which it waits for a chunk so that it evicts no service for which work waits (`swaps`); 0: it never
     has.
     """
+    overtaken_s: float = 0.0
+    """Time since which it is the first of its tenant and later calls of this tenant are granted (`late_calls`); 0: none
+    was."""
     serial: int = 0
     """Serial of the grant; orders grants against inventories."""
     queued_s: float = 0.0
@@ -310,6 +313,6 @@ class ActionState:
         if state == "granted":
             self.ready_s = 0.0
         if state == "queued":
-            self.started_s = self.parked_s = self.resuming_s = self.spares_since_s = 0.0
+            self.started_s = self.parked_s = self.resuming_s = self.spares_since_s = self.overtaken_s = 0.0
             self.parks, self.charged_s = 0, 0.0
             self.asked_to_park = self.asked_to_resume = False

@@ -105,8 +105,8 @@ class EngineChoice:
     """Actions whose place is in the future, and that could begin now elsewhere or have reserved it."""
     insisting: str = ""
     """Action that waits for busy engines only."""
-    full: set[int] = field(default_factory=set)
-    """Works that no place is free for in this round (`id`)."""
+    full: set[tuple[object, ...]] = field(default_factory=set)
+    """Shapes of calls that no place is free for in this round (`_shape`)."""
     reserved: list[ReservedPlace] = field(default_factory=list)
     """Places of heads that have waited for long."""
     _plans: dict[tuple[str, str], LanePlan] = field(default_factory=dict)
@@ -126,9 +126,9 @@ class EngineChoice:
             yield from places(self.cluster, pool, lane, action, self.now)
             return
         nodes, reserves = self.cluster.nodes.of(pool, lane), self._reserves(lane, action)
-        some_free = reserves or any(node.free(action.resource) >= scaled.amounts[0] for node in nodes)
+        some_free = reserves or self._some_free(nodes, action, scaled)
         if not some_free and not self._could_begin(nodes, action, scaled):
-            self.full.add(id(action.work))
+            self.full.add(_shape(pool, lane, action))
             return
         lane_plan, place = self._placed(pool, lane, action, scaled)
         if place is not None and place.begin_s > 0.0:
@@ -149,6 +149,10 @@ class EngineChoice:
             accepted = call.accepted.copy()
             accepted[tried] = False
             place = lane_plan.plan.now_on(call._replace(accepted=accepted), lane_plan.price)
+
+    def is_full(self, pool: Pool, lane: Lane, action: ActionState) -> bool:
+        """Return whether no place is free for an action, because there was none for one like it. O(1)."""
+        return bool(self.full) and _shape(pool, lane, action) in self.full
 
     def granted(self, action: ActionState, node: Node) -> None:
         """Note that an action is granted at its place, before it takes it."""
@@ -220,6 +224,12 @@ class EngineChoice:
         return action in self.waiting and (known is None or known.first != action)
 
     @staticmethod
+    def _some_free(nodes: Iterable[Node], action: ActionState, scaled: Scalable) -> bool:
+        """Return whether a node that serves the model has enough free GPUs for the fewest. O(nodes)."""
+        least, resource = scaled.amounts[0], action.resource
+        return any(node.free(resource) >= least and action.could_run_on(node) for node in nodes)
+
+    @staticmethod
     def _could_begin(nodes: Iterable[Node], action: ActionState, scaled: Scalable) -> bool:
         """Return whether a place is free for an action. O(nodes * degrees)."""
         use = action.use()
@@ -287,6 +297,12 @@ class EngineChoice:
         """Return what a GPU-second costs calls that are not in the plan: those behind it, and those that arrive."""
         owned, behind = max(1, owned), max(0, behind)
         return price(min(busy, owned), owned, behind) if self.cluster.elastic.rule == "priced" else behind / owned
+
+
+def _shape(pool: Pool, lane: Lane, action: ActionState) -> tuple[object, ...]:
+    """Return what decides whether a place is free for an elastic call now: its duration does not."""
+    work = action.work
+    return pool.name, lane.node, work.kind, work.service, work.amounts
 
 
 def sharers(node: Node, action: ActionState) -> int:

@@ -1,8 +1,12 @@
-"""Calls of model services behind a head that have waited for long: they reserve their chunks too.
+"""Calls of model services behind a head that have waited for long. Laws:
 
-Law: a call that has waited for `LONGEST_TURN` keeps later calls from the chunk that is free first for it, if its
-service is one of the first `MOST_SERVICES` in the lane. With the reservation of the head alone, a backlog for one node
-kept a call for another node waiting for as long as the backlog lasted, because later calls joined the engine there.
+- a call that has waited for `LONGEST_TURN` reserves its chunk too: it keeps later calls from the one that is free
+  first for it, if its service is one of the first `MOST_SERVICES` in the lane. With the reservation of the head
+  alone, a backlog for one node kept a call for another node waiting for as long as the backlog lasted, because later
+  calls joined the engine there;
+- the first call of a tenant gets a turn, if later calls of this tenant were granted behind heads of others for
+  `LONGEST_TURN`, and for `SLOWDOWN` times its expected duration. Otherwise these later calls, on engines that nobody
+  else can use now, could use the share of the tenant for ever.
 """
 
 from __future__ import annotations
@@ -12,12 +16,15 @@ from typing import Final
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.blocked import Blocked
+from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.swaps import Swaps
 from shared.policy.resources.chunk_waits import LONGEST_TURN
 from shared.policy.resources.pools import Lane, Pool
 
 MOST_SERVICES: Final = 4
 """Most services of a lane whose calls reserve chunks: each is compared with each call that could start."""
+SLOWDOWN: Final = 4.0
+"""Turns of a tenant that is granted its share by other calls take a fifth of an engine's time from others at most."""
 
 
 @dataclass(slots=True)
@@ -42,3 +49,17 @@ class LateCalls:
             return
         self.services.add(service)
         self.blocked.append(Blocked.of(action, pool, lane, swaps.spared.get(name)))
+
+
+def overtake(cluster: ClusterState, lane: Lane, action: ActionState, now: float) -> None:
+    """Note that an action is granted behind a head. A call gives its tenant the next turn if that is due. O(1)."""
+    if not action.work.service or lane.shared:
+        return
+    first = lane.queue.first_of(action.request.tenant)
+    if first is None or first == action.request.id:
+        return
+    waits = cluster.queues.queued[first]
+    waits.overtaken_s = waits.overtaken_s or now
+    due_s = max(LONGEST_TURN * cluster.swap_wait_s, SLOWDOWN * cluster.durations.expect(waits))
+    if now - waits.overtaken_s >= due_s:
+        lane.queue.turn_next(action.request.tenant)

@@ -24,7 +24,7 @@ from shared.policy.dispatch.elastic_waits import ElasticWaits
 from shared.policy.dispatch.engine_choice import EngineChoice, sharers
 from shared.policy.dispatch.invariants import InvariantError
 from shared.policy.dispatch.lanes import FAR_AGAIN_S, FAR_S, behind_head
-from shared.policy.dispatch.late_calls import LateCalls
+from shared.policy.dispatch.late_calls import LateCalls, overtake
 from shared.policy.dispatch.node_choice import is_possible, most_free, owns_less, place_prefetched, places
 from shared.policy.dispatch.quota_amounts import estimate_amounts
 from shared.policy.dispatch.quota_turns import QuotaTurns
@@ -184,10 +184,9 @@ class SchedulingRound:
             estimate_amounts(self.cluster, action)
             if self.turns.lacks(action):
                 return None
-        waits: AbstractSet[str] = frozenset()
+        waits: AbstractSet[str] = self.waits.nodes if action.scales else frozenset()
         if action.scales:
             action.units = action.work.units  # decided anew each time
-            waits = self.waits.nodes
         of_engine = action.scales and bool(action.work.service)
         found = self.engines.places if of_engine else partial(places, self.cluster, now=self.now, but=waits)
         for node in found(pool, lane, action):
@@ -230,7 +229,7 @@ class SchedulingRound:
         far = joins and len(pool.services) > 1 and self.now >= lane.far_at_s
         behind = behind_head(lane, far=far) if (most or joins) and not self.turns.refuse_all(lane) else ()
         for action in [cluster.queues.queued[name] for name in behind]:
-            if id(action.work) in self.engines.full or action in refused:
+            if self.engines.is_full(pool, lane, action) or action in refused:
                 continue
             if not joins and action.pool_units > (most_elastic if action.scales else most):
                 continue
@@ -240,6 +239,7 @@ class SchedulingRound:
             if action.scales:
                 most_elastic = most_free(cluster, pool, lane, self.waits.nodes)
             if node is not None:
+                overtake(cluster, lane, action, self.now)
                 self._grant(lane, action, node, is_head=False)
                 refused.granted()
                 most = most_free(cluster, pool, lane)

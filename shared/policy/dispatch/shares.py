@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.node_choice import fewest_units
+from shared.policy.model.chunks import aligned
 from shared.policy.model.formulation import Command, SetShare
 from shared.policy.resources.chunk_shares import spread_chunks
-from shared.policy.resources.chunk_waits import least_share
+from shared.policy.resources.chunk_waits import LONGEST_TURN, least_share
 from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Pool, ZeroQueue
@@ -39,13 +40,14 @@ def update_shares(cluster: ClusterState, pool: Pool, now: float, *, blocked: boo
     outside = max(pool.outside.peak, pool.outside.units + startable[1])
     bound = _bound_units(cluster, pool, now)
     of_head = None if action is None else fewest_units(cluster, pool, pool, action)
-    sort = () if action is None else (action.work.kind, action.work.service, of_head)
+    late = action is not None and now - action.queued_s >= LONGEST_TURN * cluster.swap_wait_s
+    sort = () if action is None else (action.work.kind, action.work.service, of_head, late)
     inputs = (pool.target, pool.chunk, outside, least, tuple(bound.items()), *sort)
     if inputs == pool.settled:
         return []
     # Nodes of a class may come from several managers: a node that makes calls has no cores.
     nodes = [node for node in cluster.nodes.of(pool) if node.ready and pool.resource in node.resources]
-    wanted, shares = _spread_for(pool, nodes, action, of_head, rule, bound, startable)
+    wanted, shares = _spread_for(pool, nodes, action, of_head, rule, bound, startable, late=late)
     pool.settled = inputs if 0 <= sum(shares.values()) - wanted < pool.chunk else None
     return _set_shares(nodes, pool.resource, shares)
 
@@ -58,15 +60,20 @@ def _spread_for(
     rule: ZeroQueue,
     bound: dict[str, int],
     startable: tuple[int, int],
+    *,
+    late: bool,
 ) -> tuple[int, dict[str, int]]:
     """Return the units that the nodes must own together, and those of each. `of_head`: the fewest for the head; None:
-    no node could run it.
+    no node could run it. `late`: it has waited for so long that no released GPU is expected to come back for it where
+    the node owns enough.
     """
     able = [] if head is None or of_head is None else [node for node in nodes if head.could_have(node, of_head)]
     needed = of_head.get(pool.resource, 0) if of_head is not None and able else 0
     wanted = pool.wanted(nodes, needed, rule, startable)
     shares = spread_chunks(wanted, nodes, pool.resource, bound, pool.chunk)
     least = {node.name: _least(node, pool, head, needed) for node in able} if head is not None else {}
+    if late:
+        able = [node for node in able if shares[node.name] < least[node.name] or _has_place(node, pool, head, needed)]
     if able and all(shares[node.name] < least[node.name] for node in able):  # else none would ever own enough for it
         missing = {node.name: least[node.name] - needed for node in able}  # 0, apart from GPUs in other chunks
         host = min(able, key=lambda node: (missing[node.name], -node.limit(pool.resource), node.name))
@@ -84,6 +91,14 @@ def _least(node: Node, pool: Pool, head: ActionState, needed: int) -> int:
     if not needed or not isinstance(chunks, Chunks):
         return needed
     return least_share(chunks, needed, head.work.service)
+
+
+def _has_place(node: Node, pool: Pool, head: ActionState | None, needed: int) -> bool:
+    """Return whether a node has units for the head that are not released. O(chunks of this size)."""
+    chunks = node.resources.get(pool.resource)
+    if head is None or not needed or not isinstance(chunks, Chunks):
+        return True
+    return any(chunks.is_open(chunk, head.work.service) for chunk in aligned(chunks.capacity, needed))
 
 
 def _set_shares(nodes: list[Node], resource: str, shares: dict[str, int]) -> list[Command]:

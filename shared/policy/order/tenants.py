@@ -4,7 +4,8 @@ Each tenant has a virtual time: the unit-seconds it was granted, divided by its 
 first. A tenant that was idle starts level with the lowest of those that wait, so idleness is not saved up.
 
 A tenant keeps its turn until its head is granted, however long the head waits for its units and whatever is backfilled
-meanwhile. Otherwise the backfilled work would cost a big head its place, again and again.
+meanwhile. Otherwise the backfilled work would cost a big head its place, again and again. The turn after that can be
+promised to a tenant (`turn_next`), however much it was granted.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ class FairQueue:
     """Other tenants with a virtual time."""
     _turn: str = ""
     """Tenant whose head is served next; meaningless if that tenant has no waiting work."""
+    _after: str = ""
+    """Tenant that has the turn after this one, if it has waiting work then; empty: the one with the lowest virtual
+    time."""
     _size: int = 0
     _since: dict[str, int] = field(default_factory=dict)
     """Tenant -> number of its last start at the level of others. Charges from before it no longer count."""
@@ -165,9 +169,19 @@ class FairQueue:
             return None
         queue = self._queues.get(self._turn)
         if queue is None:
-            self._turn = next(iter(self._queues)) if len(self._queues) == 1 else self._ranked.first()[1]
+            self._turn, self._after = self._next(), ""
             queue = self._queues[self._turn]
         return queue.head()
+
+    def _next(self) -> str:
+        if len(self._queues) == 1:
+            return next(iter(self._queues))
+        return self._after if self._after in self._queues else self._ranked.first()[1]
+
+    def turn_next(self, tenant: str) -> None:
+        """Promise the turn after the present one to a tenant with waiting work. The first promise holds until then."""
+        if tenant in self._queues and tenant != self._turn and self._after not in self._queues:
+            self._after = tenant
 
     def first_of(self, tenant: str) -> str | None:
         """First action of a tenant, also if another one is in turn; None: it has none."""

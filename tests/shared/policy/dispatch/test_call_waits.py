@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from random import Random
 
 import pytest
 
 from shared.policy.dispatch import node_choice
+from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.blocked import Blocked
-from shared.policy.dispatch.late_calls import LateCalls
+from shared.policy.dispatch.engine_choice import EngineChoice
+from shared.policy.dispatch.late_calls import LateCalls, overtake
 from shared.policy.dispatch.node_choice import FEW
 from shared.policy.dispatch.quota_stimuli import QuotaSet
+from shared.policy.dispatch.refused_work import RefusedWork
 from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.stimuli import (
     AttemptsEnded,
@@ -26,6 +30,7 @@ from shared.policy.model.formulation import Grant, Work
 from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
+from shared.policy.resources.pools import Lane, Pool
 from tests.shared.policy.dispatch.test_engine_places import Cluster, call
 from tests.shared.policy.strategies import request
 
@@ -48,13 +53,99 @@ def of_tenant(cluster: Cluster, tenant: str, *works: Work) -> list[Grant]:
     return cluster.handle(RequestsSubmitted(tuple(new)))
 
 
-def test_a_backlog_of_one_service_hides_no_other_one() -> None:
-    """More calls wait than backfill tries; the engine of the other service is idle on another node."""
+@pytest.mark.parametrize("degrees", [(1,), (1, 2)])
+@pytest.mark.parametrize("longer_s", [0.0, 0.01])
+def test_a_backlog_of_one_service_hides_no_other_one(degrees: tuple[int, ...], longer_s: float) -> None:
+    """More calls wait than backfill tries; the engine of the other service is idle on another node. Each call may take
+    longer than the one before.
+    """
+    cluster = Cluster()
+    cluster.join("a", 2, {"A": ServedModel(degrees, 1, 60.0)})
+    cluster.join("b", 2, {"B": ServedModel(degrees, 1, 60.0)})
+    calls = [call("A", *degrees, duration_s=4.0 + longer_s * at) for at in range(300)]
+    assert set(services_of(cluster, cluster.submit(*calls))) == {"A"}
+    assert services_of(cluster, cluster.submit(call("B", *degrees, duration_s=4.0))) == "B"
+
+
+def test_a_shorter_call_is_tried_after_a_longer_one_that_would_delay_the_head() -> None:
+    """P waits for both GPUs until A ends after 10 s. A call of A for 8 s may use the other GPU, one of 20 s not."""
     cluster = Cluster(rule=None)
-    cluster.join("a", 1, {"A": ServedModel((1,), 1, 60.0)})
-    cluster.join("b", 1, {"B": ServedModel((1,), 1, 60.0)})
-    assert services_of(cluster, cluster.submit(*[judged("A")] * 300)) == "A"
-    assert services_of(cluster, cluster.submit(judged("B"))) == "B"
+    cluster.join("a", 2, {"A": ServedModel((1,), 1, 60.0), "P": ServedModel((2,), 1, 20.0)})
+    cluster.submit(judged("A", 10.0))
+    assert cluster.submit(call("P", 2, duration_s=4.0)) == []
+    (granted,) = cluster.submit(*[judged("A", 20.0 - at) for at in range(5)], judged("A", 8.0))
+    assert cluster.works[granted.action].duration_s == 8.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_that_are_passed_over_could_not_start(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random calls with durations of their own on unlike nodes. Each step again on a copy that looks at every call.
+
+    Restores take no time: a call that spares a service (`swaps`) is not passed by a later one of its own service. Calls
+    are all elastic or none: a plan of elastic ones that is made again may leave room for others.
+    """
+    rng, passed = Random(seed), 0
+    elastic = seed % 2 == 1
+    contains, is_full = RefusedWork.__contains__, EngineChoice.is_full
+
+    def counted(self: RefusedWork, action: ActionState) -> bool:
+        nonlocal passed
+        found = contains(self, action)
+        passed += found
+        return found
+
+    def counted_full(self: EngineChoice, pool: Pool, lane: Lane, action: ActionState) -> bool:
+        nonlocal passed
+        found = is_full(self, pool, lane, action)
+        passed += found
+        return found
+
+    cluster = Cluster()
+    names = "ABCD"
+    for node in "abc":
+        cluster.join(node, 2, {one: ServedModel((1, 2), rng.choice([1, 4]), 40.0) for one in rng.sample(names, 2)})
+    for _ in range(120):
+        again = deepcopy(cluster)
+        event, lasts_s = rng.random(), rng.choice([0.1, 0.5, 2.0])
+        degrees = (1, 2) if elastic else rng.choice([(1,), (1,), (2,)])
+        made = [call(rng.choice(names), *degrees, duration_s=rng.uniform(0.2, 9.0)) for _ in range(rng.choice([1, 4]))]
+        tenant, results = rng.choice(["ada", "bob"]), []
+        for one, looks in ((cluster, (counted, counted_full)), (again, (lambda *_: False, lambda *_: False))):
+            with monkeypatch.context() as patch:
+                patch.setattr(RefusedWork, "__contains__", looks[0])
+                patch.setattr(EngineChoice, "is_full", looks[1])
+                if event < 0.4:
+                    of_tenant(one, tenant, *made)
+                else:
+                    one.go_to(one.now + lasts_s)
+            results.append({name: (end_s, it.node, it.numbers) for name, (end_s, it) in one.running.items()})
+        assert results[0] == results[1]
+    assert passed > 20
+
+
+@pytest.mark.parametrize(
+    ("service", "duration_s", "waited_s"), [("E", 5.0, 60.0), ("H", 5.0, 60.0), ("E", 30.0, 120.0)]
+)
+def test_the_first_call_of_a_tenant_has_a_turn_although_its_later_calls_use_its_share(
+    service: str, duration_s: float, waited_s: float
+) -> None:
+    """Calls of ada follow each other on node a, and bob's on node b, for which another call of ada waits. Hers use
+    twice as many GPUs. It has a turn after a minute, or after four of its expected durations.
+    """
+    cluster = Cluster(rule=None)
+    cluster.join("a", 4, {"C": ServedModel((1,), 2, 60.0)})
+    cluster.join("b", 2, {name: ServedModel((2,), 1, 60.0) for name in "EH"})
+    of_tenant(cluster, "bob", *[call("H", 2, duration_s=1.0)] * 3)
+    of_tenant(cluster, "ada", *[judged("C", 12.0)] * 8)
+    began_s, waits = cluster.now, f"r{len(cluster.works)}"
+    of_tenant(cluster, "ada", call(service, 2, duration_s=duration_s))
+    while waits not in cluster.running:
+        assert cluster.now < began_s + 200.0, "it waits for ever"
+        cluster.now, ended = min((end_s, one) for one, (end_s, _) in cluster.running.items())
+        work = cluster.works[ended]
+        cluster.end(ended)
+        of_tenant(cluster, "ada" if work.service == "C" else "bob", work)
+    assert waited_s <= cluster.now - began_s <= waited_s + 30.0
 
 
 def test_a_service_is_not_evicted_while_its_calls_wait_in_another_lane() -> None:
@@ -501,6 +592,56 @@ def test_a_node_owns_more_gpus_if_others_have_scattered_since_an_earlier_head() 
     node = cluster.dispatcher.node("a")
     assert node is not None
     assert node.owned["gpus"] == 3
+
+
+@pytest.mark.parametrize("other", [(), (0,)])
+def test_another_node_owns_a_gpu_if_a_released_one_does_not_come_back(other: tuple[int, ...]) -> None:
+    """The target is one GPU, which is node a's. Its hook fails; the GPU of node b may be released, too."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {"A": ServedModel((1,), 1, 60.0)}, released=(0,))
+    cluster.join("b", 1, {"A": ServedModel((1,), 1, 60.0)}, released=other)
+    cluster.handle(PlannerChecked(True), TargetReceived("gpus@cpu", 1))
+    assert cluster.submit(judged("A"), batch="many") == []
+    owned = []
+    for waited_s in (59.0, 61.0):
+        cluster.go_to(1000.0 + waited_s)
+        owned.append({name: node.share("gpus") for name, node in cluster.dispatcher.cluster.nodes.present.items()})
+    assert owned[0] == {"a": 1, "b": 0}
+    assert owned[1]["b"] == 1
+    if other:
+        assert not cluster.running
+        services = {"A": ServedModel((1,), 1, 60.0)}
+        (granted,) = cluster.handle(ServicesReported("b", "1", "gpus", services, (80.0,), (), ()))
+        assert granted.node == "b"
+    else:
+        assert [one.node for _, one in cluster.running.values()] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shared", "is_promised"), [("r3", "", True), ("r2", "", False), ("r3", "api", False), ("plain", "", False)]
+)
+def test_a_turn_is_promised_for_a_call_that_later_ones_have_overtaken(
+    name: str, shared: str, is_promised: bool
+) -> None:
+    """r2 is ada's first call, and bob has the turn. `api` is the quota whose amounts tenants share in the lane."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {"A": ServedModel((1,), 1, 60.0)})
+    of_tenant(cluster, "bob", judged("A", 900.0), judged("A"))
+    of_tenant(cluster, "ada", judged("A"), judged("A"))
+    queues = cluster.dispatcher.cluster.queues
+    lane, action = queues.pool("gpus@cpu"), queues.queued["r3" if name == "plain" else name]
+    lane.shared = shared
+    if name == "plain":
+        action.work = replace(action.work, service="")
+    for waited_s in (0.0, 59.0, 60.0):
+        overtake(cluster.dispatcher.cluster, lane, action, cluster.now + waited_s)
+        promised = deepcopy(lane.queue)
+        promised.charge("bob", 1000.0)
+        promised.charge("ada", 2000.0)
+        assert promised.head() == ("r2" if is_promised and waited_s == 60.0 else "r1")
+    queues.queued["r2"].move("granted")
+    queues.queued["r2"].move("queued")
+    assert queues.queued["r2"].overtaken_s == 0.0, "a later wait counts from its own beginning"
 
 
 def test_three_services_reserve_behind_a_head() -> None:

@@ -28,6 +28,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.waiting: dict[str, list[tuple[EbfKey, str]]] = {name: [] for name in TENANTS}
         self.charges: list[tuple[str, float, int]] = []
         self.count = 0
+        self.promised = ""
 
     @precondition(lambda self: self.charges)
     @rule(which=st.integers(0, 9), part=st.floats(0, 1))
@@ -62,6 +63,18 @@ class FairQueueMachine(RuleBasedStateMachine):
         head = self.queue.head()
         assert head is not None
         self.grant(head, unit_s, is_head=True)
+        if self.waiting.get(self.promised):
+            assert self.tenant_of(self.queue.head()) == self.promised
+        self.promised = ""
+
+    @precondition(lambda self: any(self.waiting.values()) and not self.waiting.get(self.promised))
+    @rule(tenant=tenants)
+    def promise_the_next_turn(self, tenant: str) -> None:
+        head = self.queue.head()
+        self.queue.turn_next(tenant)
+        assert self.queue.head() == head, "the turn is kept"
+        if self.waiting[tenant] and self.tenant_of(head) != tenant:
+            self.promised = tenant
 
     @precondition(lambda self: any(self.waiting.values()))
     @rule(unit_s=st.floats(0, 10), which=st.integers(0, 9))
@@ -226,6 +239,31 @@ def test_a_credit_for_a_charge_that_no_longer_counts_changes_nothing(emptied: bo
     queue.credit("ada", 9.0, since)
     queue.check()
     assert list(queue)[-1] == "a2", "the others are 5 s behind her"
+
+
+def test_the_first_promise_of_the_next_turn_holds_once() -> None:
+    """Ada and bob were granted far more than cyd. A promise to a tenant that has gone is forgotten."""
+    queue = FairQueue()
+    for name in TENANTS:
+        for at in range(4):
+            queue.push(name, key(at), f"{name[0]}{at}")
+    for name in ("ada", "bob"):
+        queue.charge(name, 100.0)
+        queue.remove(name, f"{name[0]}0")
+    served = []
+    for promises in (["bob", "ada"], [], ["ada", "bob"], ["cyd"], []):
+        head = queue.head()
+        assert head is not None
+        for name in promises:
+            queue.turn_next(name)
+        owner = next(name for name in TENANTS if name[0] == head[0])
+        queue.charge(owner, 1.0)
+        queue.remove(owner, head)
+        served.append(head)
+        if head == "c1":
+            for at in range(1, 4):
+                queue.remove("ada", f"a{at}")
+    assert served == ["c0", "b1", "c1", "c2", "c3"]
 
 
 def test_a_tenant_cannot_win_by_leaving_and_coming_back() -> None:

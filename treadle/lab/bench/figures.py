@@ -63,6 +63,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     python: str
     load_before: float
     """One-minute load average at the start."""
+    loop_ms: float
+    """Duration of a loop of a million additions in Python. Durations on two machines compare by it."""
 
 
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ from treadle.lab.bench.dispatch import dispatch
 from treadle.lab.bench.environments import acting, episodes, idle, overhead
 from treadle.lab.bench.figures import BenchError, BenchFigure, BenchReport, Machine, Skipped
 from treadle.lab.bench.gpu import gpus
+from treadle.lab.bench.loop_time import loop_ms
 from treadle.lab.bench.programs import graded_programs
 from treadle.lab.bench.quota import quota_leases
 from treadle.lab.bench.rest import at_rest, history
@@ -72,7 +73,7 @@ async def run_all(bench: Bench, names: Iterable[str], skipped: Iterable[Skipped]
     Args:
         skipped: known gaps of the report.
     """
-    machine = Machine(os.cpu_count() or 1, platform.python_version(), os.getloadavg()[0])
+    machine = Machine(os.cpu_count() or 1, platform.python_version(), os.getloadavg()[0], loop_ms())
     figures: list[BenchFigure] = []
     left_out, failed = list(skipped), []
     started = perf_counter()

@@ -23,8 +23,8 @@ def show(report: BenchReport, console: Console) -> None:
     console.print(table)
     machine = report.machine
     console.print(
-        f"{machine.cpus} CPUs, Python {machine.python}, load {machine.load_before:.1f} before, "
-        f"took {report.took_s:.0f} s"
+        f"{machine.cpus} CPUs, Python {machine.python}, {machine.loop_ms:.0f} ms for a loop of a million additions, "
+        f"load {machine.load_before:.1f} before, took {report.took_s:.0f} s"
     )
     for word, those in (("not measured", report.skipped), ("failed", report.failed)):
         for one_skipped in those:

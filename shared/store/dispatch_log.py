@@ -17,17 +17,16 @@ import pickle
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import AttemptsEnded, Stimulus
 from shared.policy.model.formulation import Command
-from shared.policy.model.reports import Ended
 from shared.policy.model.results import EMPTY
 from shared.policy.resources.resource import Specs
 from shared.runtime.validation import UNREADABLE
@@ -170,21 +169,11 @@ def _entry(call: HandledCall) -> tuple[Any, ...]:
     return (call.now, [(type(one).__name__, _without_outputs(one)) for one in call.given], commands)
 
 
-_END_FIELDS: Final = tuple(name for name in Ended.__dataclass_fields__ if name != "result")
-_values_of_end = attrgetter(*_END_FIELDS)
-_LoggedEnd = msgspec.defstruct("_LoggedEnd", ["result", *_END_FIELDS])
-"""`Ended` for the encoder. A copy of the frozen dataclass would take 2 us more."""
-
-
 def _without_outputs(stimulus: Stimulus) -> Any:
     """Return what is encoded of a stimulus."""
     if type(stimulus) is not AttemptsEnded:
         return stimulus
-    return {
-        "ends": [
-            _LoggedEnd(msgspec.structs.replace(end.result, output=EMPTY), *_values_of_end(end)) for end in stimulus.ends
-        ]
-    }
+    return {"ends": [replace(end, result=replace(end.result, output=EMPTY)) for end in stimulus.ends]}
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from services.proxy.leader.recording import FAILED, remove_older
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -109,4 +108,4 @@ def _without_outputs(given: tuple[Stimulus, ...]) -> tuple[Stimulus, ...]:
 
 
 def _small(end: Ended) -> Ended:
-    return replace(end, result=msgspec.structs.replace(end.result, output=EMPTY))
+    return replace(end, result=replace(end.result, output=EMPTY))

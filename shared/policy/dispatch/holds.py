@@ -9,7 +9,9 @@ store may count more as taken than the leader does, for as long as the write wai
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.nodes import Nodes
@@ -33,13 +35,21 @@ class AttemptHolds:
 
     def begin(self, action: ActionState, node: Node, now: float, *, adopted: bool) -> None:
         """Take the quotas of a new attempt, or restore the hold of one that the node reports (`adopted`)."""
-        known = self.quotas.holds.get(action.hold_key)
+        request, known = action.request, self.quotas.holds.get(action.hold_key)
         if known is not None:  # restored from the store
             self.quotas.expect_end(known.key, action.expected_end_s)
             return
-        attempt = (action.request.id, action.stage, action.attempt)
-        grant = (node.name, node.incarnation, now)
-        hold = QuotaHold(*attempt, *grant, action.amounts, action.serial, action.request.tenant)
+        hold = QuotaHold(
+            request.id,
+            action.stage,
+            action.attempt,
+            node.name,
+            node.incarnation,
+            now,
+            action.amounts,
+            action.serial,
+            request.tenant,
+        )
         change = self.quotas.adopt if adopted else self.quotas.take
         change(hold, action.expected_end_s)
 
@@ -111,19 +121,19 @@ def carry_holds(quotas: Quotas, commands: list[Command]) -> list[Command]:
     """Return these commands with the changes of holds since the last call."""
     if not quotas.changes:
         return commands
-    ended = {one.action for one in commands if isinstance(one, AnswerAction | Advance)}
+    carriers: dict[str, tuple[int, AnswerAction | Advance]] = {}
+    for at, one in enumerate(commands):
+        if type(one) is AnswerAction or type(one) is Advance:
+            carriers.setdefault(one.action, (at, one))
     carried: dict[str, list[Settled]] = {}
     others: list[QuotaHold | Settled] = []
     for change in quotas.collect():
-        if isinstance(change, Settled) and change.action in ended:
+        if type(change) is Settled and change.action in carriers:
             carried.setdefault(change.action, []).append(change)
         else:
             others.append(change)
-    before: list[Command] = [ChangeHolds(tuple(others))] if others else []
-    return before + [_carrying(one, carried) for one in commands]
-
-
-def _carrying(command: Command, carried: dict[str, list[Settled]]) -> Command:
-    if isinstance(command, AnswerAction | Advance) and (settled := carried.pop(command.action, None)):
-        return replace(command, settled=tuple(settled))
-    return command
+    changed = list(commands)
+    for action, settled in carried.items():
+        at, carrier = carriers[action]
+        changed[at] = replace(carrier, settled=tuple(settled))
+    return [ChangeHolds(tuple(others)), *changed] if others else changed

@@ -7,7 +7,9 @@ trajectory, or postponed).
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.environment_placements import EnvironmentPlacements

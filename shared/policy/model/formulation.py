@@ -1,10 +1,16 @@
-"""Values of scheduling (ARL-Tangram §4.1, DistRS §5.1): frozen, without behaviour."""
+"""Values of scheduling (ARL-Tangram §4.1, DistRS §5.1): frozen, without behaviour.
+
+Those that each action has are structs: a frozen dataclass with ten fields takes 2 us to make, and 5 us to copy with a
+change; a struct takes 0.2 us for either.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.quotas import NO_QUOTAS, Amounts, QuotaHold, Rate, Settled
@@ -49,8 +55,7 @@ INFRASTRUCTURE_FAILURES: frozenset[EndedAs] = frozenset(
 """Ends that say nothing about the sample: a trainer masks them out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """One stage of an action, as scheduling needs it."""
 
     name: str
@@ -68,7 +73,7 @@ class Work:
     """Effect of those amounts on its duration; None: unknown, so it is granted the fewest."""
     duration_s: float | None = None
     """Duration on one unit as the trainer declares it; None: learned from its kind's history, if there is one."""
-    quotas: Amounts = field(default_factory=lambda: NO_QUOTAS)
+    quotas: Amounts = msgspec.field(default_factory=lambda: NO_QUOTAS)
     """Quota -> amount that it takes (`resources.quotas`), granted together with the units."""
     service: str = ""
     """Model service that it uses; empty: none."""
@@ -92,8 +97,7 @@ class EnvironmentNeed:
         return {**units, **{name: units.get(name, 0) + count for name, count in self.units.items()}}
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """An action as it arrives: a reward request with its stages, or a plain action with one."""
 
     id: str
@@ -124,8 +128,7 @@ class Request:
         return self.priority + self.trajectory_priority
 
 
-@dataclass(frozen=True, slots=True)
-class StageAct:
+class StageAct(msgspec.Struct, frozen=True):
     """Action completion time of one stage, seconds."""
 
     name: str
@@ -135,7 +138,7 @@ class StageAct:
     attempts: int
     units: int
     """Units of the pool's resource."""
-    usage: Mapping[str, float] = field(default_factory=dict)
+    usage: Mapping[str, float] = {}
     """Usage of all its attempts, as far as their nodes have reported (`shared.policy.model.results.USAGE`)."""
     parked_s: float = 0.0
     """Time for which it was parked and waited for something outside. Waiting for units to continue is queueing."""
@@ -215,8 +218,7 @@ class Resume:
     budget_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(msgspec.Struct, frozen=True):
     """Command: the request's next stage begins; store the measurements so far."""
 
     action: str
@@ -227,8 +229,7 @@ class Advance:
     """Holds of its ended attempts."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerAction:
+class AnswerAction(msgspec.Struct, frozen=True):
     """Command: answer the action and remove it."""
 
     action: str
@@ -240,7 +241,7 @@ class AnswerAction:
     """Queueing in a stage without a verdict."""
     execution_s: float = 0.0
     """Execution in a stage without a verdict, as far as known: an attempt was cut short."""
-    usage: Mapping[str, float] = field(default_factory=dict)
+    usage: Mapping[str, float] = {}
     """Usage of a stage without a verdict, as far as known."""
     parked_s: float = 0.0
     """Time for which it was parked in a stage without a verdict."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shared.policy.model.results import AttemptResult
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """End of one attempt as its node reports it. Durations are seconds."""
 
     action: str
@@ -19,7 +20,7 @@ class Ended:
     result: AttemptResult
     queue_s: float = 0.0
     execution_s: float = 0.0
-    units: Mapping[str, int] = field(default_factory=dict)
+    units: Mapping[str, int] = {}
     """Granted units. After a takeover, this report or the node's inventory is their only source."""
 
 

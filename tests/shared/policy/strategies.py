@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.cpu_manager.kinds import RESOURCES
 from shared.policy.dispatch.stimuli import AttemptsEnded, NodeJoined, RequestsSubmitted

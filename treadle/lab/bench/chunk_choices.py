@@ -7,11 +7,14 @@ memory is full.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from shared.policy.dispatch.choice_times import ChoiceTimes
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -89,7 +92,7 @@ class ChunkLoad:
         if not self.elastic:
             return one
         restore_s = {degree: RESTORE_S / degree for degree in degrees}
-        return replace(one, restore_s=restore_s, evict_s=dict.fromkeys(degrees, EVICT_S))
+        return dataclasses.replace(one, restore_s=restore_s, evict_s=dict.fromkeys(degrees, EVICT_S))
 
     def full(self) -> Served:
         """Return the services of a node, resident on random chunks until no further one has room. The others sleep."""
@@ -104,7 +107,7 @@ class ChunkLoad:
                 for gpu in chunk.gpus:
                     free_gb[gpu] -= one.awake_gb
             resident = frozenset({chunk}) if fits else frozenset[Chunk]()
-            found[name] = replace(one, resident=resident, asleep={} if fits else {chunk: WAKE_S})
+            found[name] = dataclasses.replace(one, resident=resident, asleep={} if fits else {chunk: WAKE_S})
         return found
 
     def request(self) -> Request:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from services.proxy.leader.answerings import MOST_SHOWN, to_answering
 from services.proxy.leader.unanswered import Unanswered
@@ -29,7 +28,7 @@ def traced(request: ActionSubmitted, answer: AnswerAction, result: AttemptResult
 
 
 def ended(how: EndedAs, *acts: StageAct, **rest: float) -> AnswerAction:
-    return replace(AnswerAction("a1", how, "why", acts), **rest)  # type: ignore[arg-type]
+    return replace(AnswerAction("a1", how, "why", acts), **rest)
 
 
 def test_a_graded_request_has_its_task_its_score_and_its_stages() -> None:

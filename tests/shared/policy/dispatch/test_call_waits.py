@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from copy import deepcopy
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from shared.policy.dispatch import node_choice
 from shared.policy.dispatch.action_state import ActionState
@@ -365,7 +366,7 @@ def test_random_calls_with_quotas_keep_the_laws_and_end(seed: int) -> None:
     def report(node: str) -> dict[str, ServedModel]:
         unusable = frozenset({Chunk(rng.randrange(2), 1)}) if rng.random() < 0.3 else frozenset[Chunk]()
         slow = ServedModel((1, 2), 1, 40.0, unusable=unusable, restore_s={1: 2.0, 2: 1.0}, evict_s={1: 0.5, 2: 0.5})
-        return {name: replace(slow, concurrency=rng.choice([1, 4])) for name in on_node[node]}
+        return {name: dataclasses.replace(slow, concurrency=rng.choice([1, 4])) for name in on_node[node]}
 
     for node in on_node:
         cluster.join(node, 2, report(node))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import (
@@ -296,7 +297,7 @@ def test_shares_do_not_move_back_and_forth_for_an_action_that_its_node_may_not_t
     assert isinstance(second, Grant)
     dispatcher.handle(3.0, reported(Ended("b", second.node, 1, 0, AttemptResult("lost"))))
     held = {"b": HeldGrant(0, 1, 0.0, {"cores": 1})}
-    dispatcher.handle(4.0, joined(replace(host(second.node), incarnation="2")))
+    dispatcher.handle(4.0, joined(dataclasses.replace(host(second.node), incarnation="2")))
     commands = dispatcher.handle(4.0, InventoryReported(second.node, "2", held, {"t": {"memory_mb": 10}}))
     assert not grants(commands)
     dispatcher.check()

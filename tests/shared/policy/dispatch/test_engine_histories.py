@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -427,7 +429,9 @@ class History:
             host.bad = host.released = ()
             for name in SERVICES:
                 made = self.service(host)
-                host.services[name] = replace(made, degrees=SIZES, unusable=frozenset(), resident=frozenset())
+                host.services[name] = dataclasses.replace(
+                    made, degrees=SIZES, unusable=frozenset(), resident=frozenset()
+                )
             if not host.joined:
                 self.join(host)
             while host.asked:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.cpu_manager.kinds import STARTS
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -28,7 +29,7 @@ def starting(name: str, trajectory: str, seq: int, memory: int = 1) -> Request:
 
 def limited(cores: int = 4, starts: int = 1, memory: int = 1000) -> Node:
     node = host("a", cores, memory)
-    return replace(node, capacity={**node.capacity, STARTS: starts})
+    return dataclasses.replace(node, capacity={**node.capacity, STARTS: starts})
 
 
 def granted(commands: list[Command]) -> list[Grant]:

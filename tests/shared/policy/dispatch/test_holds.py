@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.dispatcher import Dispatcher

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shared.policy.dispatch import dispatcher as module
 from shared.policy.dispatch.dispatcher import Dispatcher

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -161,7 +163,7 @@ def test_a_light_load_comes_to_rest() -> None:
 def test_work_wakes_an_engine_before_another_one_is_loaded() -> None:
     """Three services take turns on two GPUs. Without the report, each would be loaded on each GPU."""
     services = {name: served(at=at) for name, at in (("A", ()), ("B", (Chunk(1, 1),)), ("C", (Chunk(0, 1),)))}
-    services["A"] = replace(services["A"], asleep={Chunk(0, 1): 0.3})
+    services["A"] = dataclasses.replace(services["A"], asleep={Chunk(0, 1): 0.3})
     cluster = Cluster(gpus=2, services=services)
     cluster.join()
     for name, service, at_s in (("c", "C", 1.0), ("b", "B", 2.0), ("c2", "C", 3.0)):  # GPU 0 was used last
@@ -451,12 +453,14 @@ def test_work_waits_for_released_gpus_and_the_share_asks_for_them(batch: str) ->
     cluster.handle(PlannerChecked(True), TargetReceived(POOL, 0))
     assert cluster.shares == {"a": 0, "b": 0}
     for name in ("a", "b"):
-        cluster.handle(replace(cluster.report(name), released=(0, 1, 2, 3)))
+        cluster.handle(dataclasses.replace(cluster.report(name), released=(0, 1, 2, 3)))
     assert cluster.submit("r1", use("judge", 2), batch) == []
     assert not cluster.dispatcher.cluster.queues.pool(POOL).stuck, "it only waits"
     (name,) = [name for name, units in cluster.shares.items() if units >= 2]
-    assert cluster.handle(replace(cluster.report(name), released=(0, 1, 3))) == [], "GPU 2 is no chunk of two"
-    (granted,) = cluster.handle(replace(cluster.report(name), released=(0, 1)))
+    assert cluster.handle(dataclasses.replace(cluster.report(name), released=(0, 1, 3))) == [], (
+        "GPU 2 is no chunk of two"
+    )
+    (granted,) = cluster.handle(dataclasses.replace(cluster.report(name), released=(0, 1)))
     assert (granted.node, granted.numbers) == (name, (2, 3))
 
 
@@ -464,7 +468,7 @@ def test_a_released_gpu_gets_no_second_holder() -> None:
     cluster = Cluster(("a",), 2, {"judge": served(concurrency=4)})
     cluster.join()
     (first,) = cluster.submit("r1", use("judge"))
-    cluster.handle(replace(cluster.report("a"), released=first.numbers))
+    cluster.handle(dataclasses.replace(cluster.report("a"), released=first.numbers))
     (second,) = cluster.submit("r2", use("judge"))
     assert second.numbers != first.numbers
 
@@ -483,7 +487,7 @@ def waiting_for_a_restore(restoring: dict[str, float]) -> Cluster:
     cluster.join()
     cluster.submit("first", use("x"))
     cluster.now = 1.0
-    assert cluster.handle(replace(cluster.report("a"), restoring=restoring)) == []
+    assert cluster.handle(dataclasses.replace(cluster.report("a"), restoring=restoring)) == []
     late = request("late", use("x"), seq=1, at_s=1.0, deadline_s=6.0)
     cluster.service_of["late"] = "x"
     assert cluster.handle(RequestsSubmitted((late,))) == []
@@ -574,7 +578,7 @@ def test_gpus_of_a_late_load_go_to_another_service_while_its_own_actions_wait_be
         return cluster.handle(AttemptsEnded((Ended("b1", one.node, one.attempt, one.stage, result, 0.0, 1.0, {}),)))
 
     cluster.now = 40.0
-    late = replace(served(), unusable=frozenset([Chunk(0, 1)]))
+    late = dataclasses.replace(served(), unusable=frozenset([Chunk(0, 1)]))
     cluster.handle(cluster.report("a", {"good": served(), "broken": late}))
     assert [one.action for one in postponed()] == ["g"]
     cluster.handle(cluster.report("a"))
@@ -586,7 +590,7 @@ def test_actions_of_a_late_load_come_back_to_it_if_nobody_else_waits() -> None:
     cluster.join()
     (first,) = cluster.submit("s", use("slow"))
     cluster.running.clear()
-    late = replace(served(), unusable=frozenset([Chunk(first.numbers[0], 1)]))
+    late = dataclasses.replace(served(), unusable=frozenset([Chunk(first.numbers[0], 1)]))
     cluster.now = 40.0
     cluster.handle(cluster.report("a", {"slow": late}))
     result = AttemptResult("postponed", reason="its load is late", retry_in_s=1.0)

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from copy import deepcopy
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from shared.policy.dispatch import blocked, node_choice, scheduling_round
 from shared.policy.dispatch.action_state import ActionState

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import AmountRestored, QuotaSet
@@ -193,7 +194,7 @@ def test_a_call_that_was_not_executed_teaches_nothing() -> None:
 
 @pytest.mark.parametrize(("unexecuted", "charged"), [(True, 0.0), (False, 1.0)])
 def test_a_tenant_is_not_charged_for_a_budget_that_was_given_back(unexecuted: bool, charged: float) -> None:
-    dispatcher = with_tokens(replace(budget(50.0), weights={"ada": 1.0, "bob": 1.0}))
+    dispatcher = with_tokens(dataclasses.replace(budget(50.0), weights={"ada": 1.0, "bob": 1.0}))
     submit(dispatcher, of("ada", "first", 1), of("bob", "second", 2))
     ended(dispatcher, "first", AttemptResult("upstream-failed", reason="503", unexecuted=unexecuted))
     assert dispatcher.cluster.quotas.shares.by_quota["tokens"].tenants["ada"].time == charged
@@ -248,7 +249,7 @@ def of(tenant: str, name: str, seq: int) -> Request:
 
 def virtual_times(limits: QuotaLimits, used: float) -> dict[str, float]:
     """Return the virtual times of two tenants, of which one has reported its use of a unit."""
-    dispatcher = with_tokens(replace(limits, weights={"ada": 1.0, "bob": 1.0}))
+    dispatcher = with_tokens(dataclasses.replace(limits, weights={"ada": 1.0, "bob": 1.0}))
     first, _ = submit(dispatcher, of("ada", "first", 1), of("bob", "second", 2))
     end(dispatcher, first, {"tokens": used}, 0.0)
     tenants = dispatcher.cluster.quotas.shares.by_quota["tokens"].tenants

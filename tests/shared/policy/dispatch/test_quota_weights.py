@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import QuotaSet
@@ -50,7 +51,7 @@ WORKS = {
 )
 def test_shares_are_within_three_percent_of_the_weights(limits: str, works: str, of_tenants: bool) -> None:
     """Of the quota's weights, and without these of the tenants' own ones."""
-    api = replace(LIMITS[limits], weights={}) if of_tenants else LIMITS[limits]
+    api = dataclasses.replace(LIMITS[limits], weights={}) if of_tenants else LIMITS[limits]
     made = SaturatedQuota(WORKS[works], {"api": api, **OTHERS}, weights=WEIGHTS if of_tenants else {})
     for name in WEIGHTS:
         made.join(name)

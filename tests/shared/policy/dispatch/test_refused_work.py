@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from itertools import count
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.dispatcher import Dispatcher

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.dispatcher import Dispatcher
@@ -159,7 +160,7 @@ def test_an_unused_expectation_expires() -> None:
 
 
 def test_nodes_without_an_engine_or_of_another_class_do_not_pull() -> None:
-    leader = leading(host("a"), replace(engine("b"), node_class="gpu"))
+    leader = leading(host("a"), dataclasses.replace(engine("b"), node_class="gpu"))
     assert expect(leader, "i:1") == []
     commands = leader.handle(0.0, ImagesExpected(("i:1",), "", DOCKER, {MEMORY: 10}))
     assert commands == [PullImage("b", "i:1")]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -135,7 +136,7 @@ def test_the_dispatcher_starts_each_request_when_the_simulation_does(
     limits = QuotaLimits(tuple(concurrency), tuple(rates))
     mesh = VirtualTimeMesh([node("n", {"cores": cores})], lambda one: float(lasts[int(one.id)]))
     mesh.do(mesh.dispatcher.handle(0.0, QuotaSet("search", limits)))
-    needs = replace(work(timeout_s=8.0), quotas=SEARCH)
+    needs = msgspec.structs.replace(work(timeout_s=8.0), quotas=SEARCH)
     for number, at_s in enumerate(arrivals):
         mesh.at(float(at_s), request(str(number), needs, at_s=at_s, seq=number, batch="b"))
     for _ in range(200):

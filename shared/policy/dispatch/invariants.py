@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Resume
-from shared.policy.model.quotas import ROUNDING
+from shared.policy.model.quotas import exceeds
 from shared.policy.resources.ledger import Node
 
 
@@ -97,6 +97,6 @@ def _check_quotas(cluster: ClusterState, action: ActionState) -> None:
         raise InvariantError(f"{action.request.id} is granted without its quotas", action.request.id)
     for name in action.work.quotas:
         limits, used = cluster.quotas.limits.get(name), cluster.quotas.used.get(name, 0.0)
-        if limits is None or any(used > most + ROUNDING * max(1.0, most) for most in limits.concurrency):
+        if limits is None or (limits.concurrency and exceeds(used, min(limits.concurrency))):
             what = f"{action.request.id} is granted, and the quota {name!r} exceeds its concurrency"
             raise InvariantError(what, action.request.id)

@@ -69,7 +69,8 @@ class QuotaTurns:
         self.held_back.discard(action_id)
         self._lenders.clear()
         if name is None:
-            if not any(self._is_preceded(quota, action) for quota in amounts):
+            contested = shares.contested(amounts, action.request.tenant)
+            if not (contested and any(self._is_preceded(quota, action) for quota in contested)):
                 return False
             self.held_back.add(action_id)
             if action.lane is not None:
@@ -196,9 +197,7 @@ class QuotaTurns:
         self._moved = True
         tenant = action.request.tenant
         if (name := lane.queue.first_of(tenant)) is not None:
-            for quota in shares.among(self.cluster.queues.queued[name].needed_quotas):
-                if not shares.waiting(quota, tenant):
-                    shares.wait(quota, tenant, name)
+            shares.wait_on(self.cluster.queues.queued[name].needed_quotas, tenant, name)
 
     def next_pass(self) -> list[tuple[Pool, Lane]]:
         """Return the lanes to serve again: those that were held back, if a turn has ended since."""

@@ -50,7 +50,9 @@ class WaitingAmounts:
         if amounts:
             self.counted[action.request.id] = amounts
             for name, amount in amounts.items():
-                waiting = self.by_quota.setdefault(name, WaitingForQuota())
+                waiting = self.by_quota.get(name)
+                if waiting is None:
+                    waiting = self.by_quota[name] = WaitingForQuota()
                 count, total = waiting.tenants.get(action.request.tenant, (0, 0.0))
                 waiting.tenants[action.request.tenant] = (count + 1, total + amount)
                 waiting.amounts[amount] += 1
@@ -58,7 +60,8 @@ class WaitingAmounts:
 
     def remove(self, action: ActionState) -> None:
         """Uncount an action that has left its queue."""
-        self.queue_again((action.request.id,))
+        if self.aside:
+            self.queue_again((action.request.id,))
         tenant = action.request.tenant
         for name, amount in self.counted.pop(action.request.id, {}).items():
             waiting = self.by_quota[name]

@@ -76,8 +76,10 @@ class Level(NamedTuple):
 
     def at(self, now: float, rate: Rate) -> float:
         """Amount missing from the full bucket now."""
-        per_s = rate.per_s if self.per_s is None else self.per_s
-        return max(0.0, self.used - max(0.0, now - self.at_s) * per_s)
+        used, at_s, per_s = self
+        if now > at_s:
+            used -= (now - at_s) * (rate.per_s if per_s is None else per_s)
+        return max(0.0, used)
 
 
 class QuotaHold(NamedTuple):
@@ -131,4 +133,4 @@ class Settled(NamedTuple):
 
 def exceeds(amount: float, most: float) -> bool:
     """Return whether an amount is more than a limit, apart from rounding."""
-    return amount > most + ROUNDING * max(1.0, most)
+    return amount > most and amount > most + ROUNDING * max(1.0, most)

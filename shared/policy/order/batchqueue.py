@@ -139,10 +139,11 @@ class BatchQueue:
         Raises:
             IndexError: the queue is empty.
         """
-        if not self._alone:  # hot path: no key is made
-            order = self._order
-            if len(order) == 1 or (order and order[0][0] < order[1][0]):
-                return self._groups[order[0][1]].queue.head()
+        order = self._order  # hot paths: no key is made
+        if not order:
+            return self._alone.head()
+        if not self._alone and (len(order) == 1 or order[0][0] < order[1][0]):
+            return self._groups[order[0][1]].queue.head()
         return self.peek()[1]
 
     def peek(self) -> tuple[EbfKey, str]:

@@ -39,8 +39,8 @@ class Durations:
 
     def expect(self, key: Key, timeout_s: float) -> float:
         """Expected seconds, never more than the timeout."""
-        single_s = self.single(key)
-        return min(timeout_s, timeout_s * UNKNOWN_FRACTION if single_s is None else single_s)
+        known = self._by_key.get(key)
+        return min(timeout_s, timeout_s * UNKNOWN_FRACTION if known is None else known[0])
 
     def single(self, key: Key) -> float | None:
         """Expected single-unit seconds; None for an unseen kind."""
@@ -58,4 +58,5 @@ class Durations:
         For the order of work outside batches. If the first requests' keys contained a guess, all requests that arrive
         after the first few ends would overtake them.
         """
-        return self.single(key) or 0.0
+        known = self._by_key.get(key)
+        return 0.0 if known is None else known[0]

@@ -31,14 +31,18 @@ class RankedTenants:
 
     def set(self, tenant: str, time: float) -> None:
         """Add a tenant, or change its virtual time."""
-        self._times[tenant] = time
-        heapq.heappush(self._heap, (time, tenant))
-        self._compact()
+        times, heap = self._times, self._heap
+        times[tenant] = time
+        heapq.heappush(heap, (time, tenant))
+        if len(heap) > 2 * len(times) + COMPACT_ABOVE:
+            self._compact()
 
     def remove(self, tenant: str) -> None:
         """Remove a tenant."""
-        del self._times[tenant]
-        self._compact()
+        times = self._times
+        del times[tenant]
+        if len(self._heap) > 2 * len(times) + COMPACT_ABOVE:
+            self._compact()
 
     def first(self) -> tuple[float, str]:
         """Return the lowest virtual time and its tenant.
@@ -69,9 +73,8 @@ class RankedTenants:
                     heapq.heappush(nexts, (heap[child], child))
 
     def _compact(self) -> None:
-        if len(self._heap) > 2 * len(self._times) + COMPACT_ABOVE:
-            self._heap = [(time, name) for name, time in self._times.items()]
-            heapq.heapify(self._heap)
+        self._heap = [(time, name) for name, time in self._times.items()]
+        heapq.heapify(self._heap)
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""

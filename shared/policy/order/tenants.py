@@ -160,7 +160,9 @@ class FairQueue:
         would have started there too if less had been charged.
         """
         if self._since.get(tenant) == since:
-            time = self._virtual[tenant] = max(0.0, self._virtual[tenant] - unit_s / self._weight(tenant))
+            time = self._virtual[tenant] = max(
+                0.0, self._virtual[tenant] - unit_s / self.weights.get(tenant, DEFAULT_WEIGHT)
+            )
             (self._ranked if tenant in self._queues else self._idle).set(tenant, time)
 
     def head(self) -> str | None:
@@ -242,10 +244,7 @@ class FairQueue:
 
     def _cost(self, tenant: str, unit_s: float) -> float:
         """Virtual time of a grant."""
-        return max(unit_s, LEAST_CHARGE_S) / self._weight(tenant)
-
-    def _weight(self, tenant: str) -> float:
-        return self.weights.get(tenant, DEFAULT_WEIGHT)
+        return max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, DEFAULT_WEIGHT)
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""

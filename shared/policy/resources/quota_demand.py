@@ -55,11 +55,15 @@ class QuotaDemand:
 
     def add(self, amounts: Amounts, units: int, *, outside: bool) -> None:
         """Add a waiting action; `outside`: it belongs to no batch."""
-        self.sets.setdefault(tuple(sorted(amounts)), WaitingWork()).change(1, amounts, units, outside=outside)
+        key = _set_of(amounts)
+        work = self.sets.get(key)
+        if work is None:
+            work = self.sets[key] = WaitingWork()
+        work.change(1, amounts, units, outside=outside)
 
     def remove(self, amounts: Amounts, units: int, *, outside: bool) -> None:
         """Remove a waiting action."""
-        key = tuple(sorted(amounts))
+        key = _set_of(amounts)
         work = self.sets[key]
         work.change(-1, amounts, units, outside=outside)
         if not work.count:
@@ -76,6 +80,10 @@ class QuotaDemand:
             units += math.ceil(work.units * part - ROUNDING)
             outside += math.ceil(work.outside * part - ROUNDING)
         return units, outside
+
+
+def _set_of(amounts: Amounts) -> tuple[str, ...]:
+    return tuple(sorted(amounts) if len(amounts) > 1 else amounts)
 
 
 def room(quotas: Quotas, name: str, now: float) -> float:

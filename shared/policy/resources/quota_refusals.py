@@ -26,7 +26,9 @@ def why_never(quotas: Quotas, amounts: Amounts, *, refunded: bool = False) -> st
         for rate in limits.rates:
             if exceeds(amount, rate.most):
                 return f"it needs {amount:g} of the quota {name!r}, which gives {rate.most:g} at once"
-            missing = 0.0 if rate.per_s else _missing(quotas, name, rate, 0.0, refunded=refunded)
+            if rate.per_s:
+                continue
+            missing = _missing(quotas, name, rate, 0.0, refunded=refunded)
             if exceeds(missing + amount, rate.most):
                 left = max(0.0, rate.most - missing)
                 return f"it needs {amount:g} of the quota {name!r}, of which {left:g} are left and none is refilled"
@@ -41,10 +43,13 @@ def closed_until_s(quotas: Quotas, amounts: Amounts, now: float) -> float:
     """
     at_s = now
     for name, rate in quotas.rates_of(amounts):
-        needed = _missing(quotas, name, rate, now, refunded=True) + amounts[name]
-        if rate.per_s and exceeds(needed, rate.most):
-            at_s = max(at_s, now + (needed - rate.most) / rate.per_s)
-    return max([at_s, *(quotas.brakes.closed_s(name, now) for name in amounts)])
+        if per_s := rate.per_s:
+            needed = _missing(quotas, name, rate, now, refunded=True) + amounts[name]
+            if exceeds(needed, rate.most):
+                at_s = max(at_s, now + (needed - rate.most) / per_s)
+    for name in amounts if quotas.brakes.by_quota else ():
+        at_s = max(at_s, quotas.brakes.closed_s(name, now))
+    return at_s
 
 
 def _missing(quotas: Quotas, name: str, rate: Rate, now: float, *, refunded: bool) -> float:

@@ -61,6 +61,11 @@ class Sharing:
     served: float = 0.0
     """Virtual time of the tenant of the newest grant, before that grant."""
 
+    def is_alone(self, tenant: str) -> bool:
+        """Return whether no other tenant waits."""
+        waiting = len(self.ranked)
+        return not waiting or (waiting == 1 and tenant in self.ranked)
+
     def join(self, tenant: str) -> Share:
         """Return a tenant's share; one that was idle starts level with the tenant that was served last."""
         share = self.tenants.get(tenant)
@@ -122,14 +127,16 @@ class QuotaShares:
 
     def take(self, hold: QuotaHold) -> None:
         """Charge the tenant of a hold that is taken."""
-        for name in self.among(hold.amounts):
-            sharing = self.by_quota[name]
-            share = sharing.join(hold.tenant)
+        tenant, action = hold.tenant, hold.action
+        for name, amount in hold.amounts.items():
+            if (sharing := self.by_quota.get(name)) is None:
+                continue
+            share = sharing.join(tenant)
             sharing.served = max(sharing.served, share.time)
-            sharing.charge(hold.tenant, share, hold.amounts[name])
+            if share.waiting == action:
+                sharing.wait(tenant, share, "")
+            sharing.charge(tenant, share, amount)
             share.holds += 1
-            if share.waiting == hold.action:
-                sharing.wait(hold.tenant, share, "")
 
     def correct(self, hold: QuotaHold, used: Amounts) -> None:
         """Charge the tenant of a hold for what was really used instead."""
@@ -140,15 +147,23 @@ class QuotaShares:
 
     def end(self, hold: QuotaHold) -> None:
         """End a hold."""
-        for name in self.among(hold.amounts):
-            share = self.by_quota[name].tenants.get(hold.tenant)
-            if share is not None:
+        for name in hold.amounts:
+            sharing = self.by_quota.get(name)
+            if sharing is not None and (share := sharing.tenants.get(hold.tenant)) is not None:
                 share.holds = max(0, share.holds - 1)  # one of before the quota was created again is not counted
 
     def wait(self, quota: str, tenant: str, action: str) -> None:
         """Note that an action of a tenant waits for a quota."""
         sharing = self.by_quota[quota]
         sharing.wait(tenant, sharing.join(tenant), action)
+
+    def wait_on(self, amounts: Amounts, tenant: str, action: str) -> None:
+        """Let an action stand for its tenant in those of these quotas where none does."""
+        for name in amounts:
+            if (sharing := self.by_quota.get(name)) is not None:
+                share = sharing.tenants.get(tenant)
+                if share is None or not share.waiting:
+                    sharing.wait(tenant, sharing.join(tenant), action)
 
     def waiting(self, quota: str, tenant: str) -> str:
         """Return the action that stands for a tenant that waits for a quota; empty if there is none."""
@@ -172,15 +187,19 @@ class QuotaShares:
         sharing.wait(tenant, share, "")
         return True
 
+    def contested(self, amounts: Amounts, tenant: str) -> list[str]:
+        """Return those of these quotas for which other tenants wait. All of them exist."""
+        return [name for name in amounts if not self.by_quota[name].is_alone(tenant)]
+
     def ahead(self, quota: str, tenant: str) -> Iterator[tuple[str, str]]:
         """Yield (tenant, action) of the tenants that wait for a quota and precede this one, the first one first.
 
         The caller may let them leave meanwhile. O(1) if there are none, else O(k log k) for k of them.
         """
         sharing = self.by_quota[quota]
-        ranked = sharing.ranked
-        if not ranked or (len(ranked) == 1 and tenant in ranked):
+        if sharing.is_alone(tenant):
             return
+        ranked = sharing.ranked
         time = sharing.join(tenant).time
         if ranked.first()[0] >= time:
             return

@@ -113,8 +113,7 @@ class Quotas:
     def free_at(self, amounts: Amounts, now: float) -> float:
         """Return the time at which these amounts can be taken together; infinity if never.
 
-        It is exact for rates; for concurrency it depends on predicted ends. If concurrency lacks, O(holds that have to
-        end first).
+        Exact for rates; for concurrency by predicted ends. If concurrency lacks, O(holds that have to end first).
         """
         at_s = self.refilled_at(amounts, now)
         for name, amount in amounts.items():
@@ -193,22 +192,24 @@ class Quotas:
 
     def take(self, hold: QuotaHold, end_s: float) -> None:
         """Take the amounts of an attempt when it is granted. `end_s`: predicted end of the attempt."""
-        self.restore(hold, end_s)
-        self.settling.begin(hold.key)
-        for name in hold.amounts:
-            self.brakes.granted(name, hold.key, hold.at_s)
-        for name, rate in self.rates_of(hold.amounts):
-            self._add(name, rate, hold.amounts[name], hold.at_s)
+        key, amounts, at_s = self.restore(hold, end_s), hold.amounts, hold.at_s
+        self.settling.begin(key)
+        for name in amounts if self.brakes.by_quota else ():
+            self.brakes.granted(name, key, at_s)
+        for name, rate in self.rates_of(amounts):
+            self._add(name, rate, amounts[name], at_s)
         self.shares.take(hold)
 
-    def restore(self, hold: QuotaHold, end_s: float) -> None:
-        """Add a hold of a former leader, whose rates were restored with `restore_level`."""
-        assert hold.key not in self.holds, f"{hold.key} is taken twice"
-        self.holds[hold.key], self.ends[hold.key] = hold, end_s
-        self.by_node.setdefault(hold.node, {})[hold.key] = hold
+    def restore(self, hold: QuotaHold, end_s: float) -> str:
+        """Add a hold of a former leader, whose rates were restored with `restore_level`. Returns its key."""
+        key = hold.key
+        assert key not in self.holds, f"{key} is taken twice"
+        self.holds[key], self.ends[key] = hold, end_s
+        self.by_node.setdefault(hold.node, {})[key] = hold
         for name, amount in hold.amounts.items():
             self.used[name] = self.used.get(name, 0.0) + amount
-            self.holders.add(name, (end_s, hold.key, amount))
+            self.holders.add(name, (end_s, key, amount))
+        return key
 
     def expect_end(self, key: str, end_s: float) -> None:
         """Set the predicted end of a hold's attempt."""
@@ -249,8 +250,7 @@ class Quotas:
             return
         if not_begun_s is not None:
             used, now = dict.fromkeys(hold.amounts, 0.0), not_begun_s
-        used = believable(used, hold.amounts)
-        began = not_begun_s is None
+        used, began = believable(used, hold.amounts) if used else used, not_begun_s is None
         corrections = self._correct(hold, used, now, began, unexecuted) if used or unexecuted else ()
         self._remove(key)
         self.changes.append(Settled(key, hold.action, corrections))
@@ -280,15 +280,16 @@ class Quotas:
 
     def _add(self, name: str, rate: Rate, amount: float, at_s: float) -> None:
         """Add to the amount that is missing from a rate; a negative amount is given back."""
-        level = self.levels.get((name, rate.period_s), Level())
+        key, per_s = (name, rate.period_s), rate.per_s
+        level = self.levels.get(key) or Level()
         at_s = max(at_s, level.at_s)  # the level may be of a clock that was ahead of this one
         missing = level.at(at_s, rate)
         if amount > 0:
             self.settling.increase(name, rate, missing)
-        self.levels[name, rate.period_s] = Level(max(0.0, missing + amount), at_s, rate.per_s)
-        if amount < 0 or not rate.per_s:
+        self.levels[key] = Level(max(0.0, missing + amount), at_s, per_s)
+        if amount < 0 or not per_s:
             self.changed[name] = None  # more is free, or what is left may never be enough for others
-            self.refunded = self.refunded or (amount < 0 and not rate.per_s)
+            self.refunded = self.refunded or (amount < 0 and not per_s)
 
     def _remove(self, key: str, *, unsent: bool = False) -> QuotaHold | None:
         hold = self.holds.pop(key, None)
@@ -308,12 +309,11 @@ class Quotas:
         return hold
 
     def _rates(self, name: str) -> tuple[Rate, ...]:
-        limits = self.limits.get(name)
-        return () if limits is None else limits.rates
+        return self.limits[name].rates if name in self.limits else ()
 
     def rates_of(self, amounts: Amounts) -> tuple[tuple[str, Rate], ...]:
         """Return all rates of these quotas."""
-        return tuple((name, rate) for name in amounts for rate in self._rates(name))
+        return tuple([(name, rate) for name in amounts for rate in self._rates(name)])
 
     def on_node(self, node: str) -> list[QuotaHold]:
         """Holds of attempts on a node. O(holds of the node)."""

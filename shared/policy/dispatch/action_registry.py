@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.backlog import why_it_waited
@@ -16,6 +17,8 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.deadlines import Deadlines
 from shared.policy.model.formulation import AnswerAction, Command, EndedAs, Request, Revoke
 from shared.policy.model.reports import Ended
+
+_is_ready = attrgetter("ready")
 
 
 @dataclass(slots=True)
@@ -110,7 +113,7 @@ class ActionRegistry:
 
     def is_served(self, action: ActionState) -> bool:
         """Return whether a node of its pool has sent an inventory to this leader."""
-        return any(node.ready for node in self.cluster.nodes.of(self.cluster.queues.pool(action.work.pool)))
+        return any(map(_is_ready, self.cluster.nodes.of(self.cluster.queues.pool(action.work.pool))))
 
     def answer_queued(self, now: float, action: ActionState, ended: EndedAs, reason: str) -> AnswerAction:
         """Remove an action from its queue and answer it."""

@@ -216,9 +216,11 @@ class ActionState:
     def could_have(self, node: Node, units: Mapping[str, int]) -> bool:
         """Return whether the node could run it with these units if it were empty and owned all its units."""
         need = self.request.need
-        if self.begins and need is not None and need.kind not in node.kinds:
-            return False
-        return node.could_ever(self.work.kind, self.needs_of(units), self.use())
+        if self.begins and need is not None:
+            if need.kind not in node.kinds:
+                return False
+            units = need.begun_by(units)
+        return node.could_ever(self.work.kind, units, self.use())
 
     def choices(self) -> Iterable[Mapping[str, int]]:
         """Return units with which it can start, the fewest first: those of each degree of a model service, because each
@@ -252,6 +254,8 @@ class ActionState:
             end: an attempt's end as its node reported it; None: use what was reported of the newest attempt.
         """
         passed_s = max(0.0, now - self.queued_s)
+        if not passed_s and end is None:
+            return 0.0, 0.0, 0.0  # the last stage has just ended
         parked_s, resuming_s = self.paused(now)
         if end is None:
             running_s = now - self.started_s - parked_s - resuming_s
@@ -259,10 +263,13 @@ class ActionState:
             waited_s = passed_s
         else:
             executed_s = end.execution_s
-            before_s = max(0.0, self.restore_s - max(0.0, end.result.restore_s))  # of earlier attempts
+            before_s = 0.0  # of earlier attempts
+            if self.restore_s:
+                before_s = max(0.0, self.restore_s - max(0.0, end.result.restore_s))
             waited_s = (self.granted_s or now) - self.queued_s + end.queue_s + resuming_s - before_s
-        restore_s = max(0.0, min(self.restore_s, passed_s - executed_s - parked_s))
-        return max(0.0, min(waited_s, passed_s - executed_s - parked_s - restore_s)), executed_s, restore_s
+        left_s = passed_s - executed_s - parked_s
+        restore_s = max(0.0, min(self.restore_s, left_s)) if self.restore_s else 0.0
+        return max(0.0, min(waited_s, left_s - restore_s)), executed_s, restore_s
 
     def paused(self, now: float) -> tuple[float, float]:
         """Seconds for which its present attempt was parked so far: (waiting for something outside, for units)."""

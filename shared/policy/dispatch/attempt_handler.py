@@ -18,7 +18,7 @@ from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.node_choice import stale_prefetched
 from shared.policy.dispatch.quota_amounts import estimate_amounts, learn_amounts
-from shared.policy.model.formulation import Advance, Command, EndedAs, Revoke
+from shared.policy.model.formulation import Advance, Command, EndedAs, EnvironmentNeed, Revoke
 from shared.policy.model.quotas import hold_key
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import LEAST_POSTPONED_S, added
@@ -50,39 +50,38 @@ class AttemptHandler:
 
     def ended(self, now: float, end: Ended) -> list[Command]:
         """Handle the end of an attempt."""
-        if end.result.feedback:
+        result = end.result
+        if result.feedback:
             key = hold_key(end.action, end.stage, end.attempt)
-            apply_feedback(self.cluster.quotas, key, end.result.feedback, now)
+            apply_feedback(self.cluster.quotas, key, result.feedback, now)
         node = self.cluster.nodes.present.get(end.node)
         was_orphan = (
             node is not None
             and bool(node.orphans)
-            and self.cluster.holds.orphan_ended(node, end.action, end.stage, end.attempt, end.result, now)
+            and self.cluster.holds.orphan_ended(node, end.action, end.stage, end.attempt, result, now)
         )
         action = self.registry.actions.get(end.action)
         if action is None or end.stage != action.stage:
             return []
-        if end.result.is_verdict and end.units and not action.allocated:
+        is_verdict = result.is_verdict
+        if is_verdict and end.units and not action.allocated:
             action.units = end.units
         current = action.state != "queued" and end.attempt == action.attempt and end.node == action.node
-        commands = self._apply_to_environment(now, action, end) if current else []
-        if current and 0.0 < end.result.ready_in_s < math.inf:
-            action.ready_s = now + end.result.ready_in_s
-        if current or was_orphan or end.result.is_verdict:
-            action.usage = added(action.usage, end.result.usage)
-            if 0.0 < end.result.restore_s < math.inf:
-                action.restore_s += end.result.restore_s
-        if not current and not end.result.is_verdict:
+        need = action.request.need
+        commands = self._apply_to_environment(now, need, end) if current and need is not None else []
+        if current and 0.0 < result.ready_in_s < math.inf:
+            action.ready_s = now + result.ready_in_s
+        if current or was_orphan or is_verdict:
+            action.usage = added(action.usage, result.usage)
+            if 0.0 < result.restore_s < math.inf:
+                action.restore_s += result.restore_s
+        if not current and not is_verdict:
             return commands
         commands += self._remove(now, action, end, current=current)
-        return commands + (
-            self._scored(now, action, end) if end.result.is_verdict else self._unscored(now, action, end)
-        )
+        commands += self._scored(now, action, end) if is_verdict else self._unscored(now, action, end)
+        return commands
 
-    def _apply_to_environment(self, now: float, action: ActionState, end: Ended) -> list[Command]:
-        need = action.request.need
-        if need is None:
-            return []
+    def _apply_to_environment(self, now: float, need: EnvironmentNeed, end: Ended) -> list[Command]:
         if not end.result.environment_exists:
             return self.environments.not_created(now, need, end)
         self.cluster.environments.created(need.trajectory, end.node)
@@ -92,17 +91,14 @@ class AttemptHandler:
         """Remove an action from its node or queue. If another attempt is granted, it is revoked."""
         if current:
             if action.work.quotas:
-                if not end.result.unexecuted:  # its zeros are no example of what calls use
-                    learn_amounts(self.cluster, action, end.result.quotas_used)
+                used, unexecuted = end.result.quotas_used, end.result.unexecuted
+                if used and not unexecuted:  # its zeros are no example of what calls use
+                    learn_amounts(self.cluster, action, used)
                 not_begun_s = None if end.result.environment_exists else now
                 self.cluster.quotas.settle(
-                    action.hold_key,
-                    not_begun_s=not_begun_s,
-                    used=end.result.quotas_used,
-                    unexecuted=end.result.unexecuted,
-                    now=now,
+                    action.hold_key, not_begun_s=not_begun_s, used=used, unexecuted=unexecuted, now=now
                 )
-            self.cluster.release(action)
+            self.cluster.release(action, settled=True)
         elif action.state == "queued":
             self.cluster.queues.remove(action)
         else:

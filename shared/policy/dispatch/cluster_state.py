@@ -18,7 +18,7 @@ from shared.policy.dispatch.queues import Queues
 from shared.policy.dispatch.stage_durations import StageDurations
 from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.elastic.scheduling import ElasticRules, KnownWait
-from shared.policy.model.quotas import hold_key
+from shared.policy.model.quotas import QuotaHold, hold_key
 from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.orphans import Orphan
@@ -62,15 +62,15 @@ class ClusterState:
 
     def assign(
         self, action: ActionState, node: Node, now: float, *, prefetched: bool = False, adopted: bool = False
-    ) -> None:
+    ) -> QuotaHold | None:
         """Assign an action to a node and take its units and quotas. A prefetched one enters the node's queue, and takes
-        no units before it starts. `adopted`: the node reports it.
+        no units before it starts. `adopted`: the node reports it. Returns the hold of its quotas, if it takes any.
         """
         self._add_grant(action, node, now)
-        if prefetched:
-            self.prefetch.add(action)
-        else:
-            self._allocate(action, node, now, adopted=adopted)
+        if not prefetched:
+            return self._allocate(action, node, now, adopted=adopted)
+        self.prefetch.add(action)
+        return None
 
     def _add_grant(self, action: ActionState, node: Node, now: float) -> None:
         self.newest_serial += 1
@@ -99,13 +99,13 @@ class ClusterState:
             while (action := self.prefetch.first(node)) is not None and node.has_free(action.units):
                 self.start_prefetched(action, node, now)
 
-    def _allocate(self, action: ActionState, node: Node, now: float, *, adopted: bool = False) -> None:
-        node.take(action.units, action.request.id, action.use(now)._replace(now=now, lasts_s=action.expected_s))
+    def _allocate(self, action: ActionState, node: Node, now: float, *, adopted: bool = False) -> QuotaHold | None:
+        use = Use(action.work.service, now, action.reported, action.expected_s)
+        node.take(action.units, action.request.id, use)
         action.reported = ()
         action.allocated, action.expected_end_s = True, now + action.expected_s
         self.prefetch.count_short(action)
-        if action.work.quotas:
-            self.holds.begin(action, node, now, adopted=adopted)
+        return self.holds.begin(action, node, now, adopted=adopted) if action.work.quotas else None
 
     # ---- parked attempts: see `parking` --------------------------------------------------------------------------
 
@@ -154,12 +154,12 @@ class ClusterState:
         if action.state == "resuming":
             self.queues.remove(action)
 
-    def release(self, action: ActionState) -> None:
-        """Release an action from its node and free its units."""
+    def release(self, action: ActionState, *, settled: bool = False) -> None:
+        """Release an action from its node and free its units. `settled`: its quotas are free already."""
         node = self.nodes.present.get(action.node)
         if action.allocated and node is not None:
             node.give_back(action.units, action.request.id)
-        if action.work.quotas:
+        if action.work.quotas and not settled:
             self.quotas.settle(action.hold_key)
         self._remove_grant(action)
 

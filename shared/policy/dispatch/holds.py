@@ -33,12 +33,14 @@ class AttemptHolds:
     granted: dict[str, dict[str, ActionState]]
     """Node -> action -> its state: the cluster's."""
 
-    def begin(self, action: ActionState, node: Node, now: float, *, adopted: bool) -> None:
-        """Take the quotas of a new attempt, or restore the hold of one that the node reports (`adopted`)."""
+    def begin(self, action: ActionState, node: Node, now: float, *, adopted: bool) -> QuotaHold:
+        """Take the quotas of a new attempt, or restore the hold of one that the node reports (`adopted`). Returns the
+        hold.
+        """
         request, known = action.request, self.quotas.holds.get(action.hold_key)
         if known is not None:  # restored from the store
             self.quotas.expect_end(known.key, action.expected_end_s)
-            return
+            return known
         hold = QuotaHold(
             request.id,
             action.stage,
@@ -52,6 +54,7 @@ class AttemptHolds:
         )
         change = self.quotas.adopt if adopted else self.quotas.take
         change(hold, action.expected_end_s)
+        return hold
 
     def orphan_reported(self, action: ActionState, node: Node, held: HeldGrant, now: float) -> None:
         """Restore the hold of an unwanted attempt. It may have been settled while its node counted as lost."""

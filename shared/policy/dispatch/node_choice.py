@@ -45,19 +45,20 @@ def places(
     resource), work of a pool whose resource is not a plain count O(nodes), and work of several resources also the nodes
     that have the first free and lack another one.
     """
-    nodes = _scanned(cluster, pool, lane)
+    nodes = cluster.nodes.of(pool, lane)
+    are_few = bool(lane.node) or len(nodes) <= FEW
     if action.begins:
-        nodes = _with_units(cluster, pool, action.pool_units) if nodes is None else nodes
+        nodes = nodes if are_few else _with_units(cluster, pool, action.pool_units)
         nodes = [node for node in nodes if node.name not in but] if but else nodes
         while (best := place_environment(nodes, action, pool.resource, now)) is not None:
             yield best
             nodes = [node for node in nodes if node is not best]
     elif cluster.nodes.are_structured(pool):
-        yield from _structured_places(cluster.nodes.of(pool, lane), action, pool.resource, now, but)
-    elif nodes is not None or not cluster.nodes.are_plain(pool):
-        nodes, work = cluster.nodes.of(pool, lane), action.work
+        yield from _structured_places(nodes, action, pool.resource, now, but)
+    elif are_few or not cluster.nodes.are_plain(pool):
+        name, kind = action.request.id, action.work.kind
         nodes = [node for node in nodes if node.name not in but] if but else nodes
-        while (best := place(nodes, action.request.id, work.kind, action.units, pool.resource)) is not None:
+        while (best := place(nodes, name, kind, action.units, pool.resource)) is not None:
             yield best
             nodes = [node for node in nodes if node is not best]
     else:

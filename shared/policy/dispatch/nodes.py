@@ -74,8 +74,8 @@ class Nodes:
 
     def are_structured(self, pool: Pool) -> bool:
         """Return whether the pool's resource has a structure on its nodes."""
-        nodes = self.of(pool)
-        return bool(nodes) and nodes[0].specs.get(pool.resource, PLAIN).is_structured
+        nodes = self._by_class.get(pool.node_class)
+        return nodes is not None and nodes[0].specs.get(pool.resource, PLAIN).is_structured
 
     def remember_possible(self, sort: Hashable, possible: bool) -> None:
         """Remember whether some node could run a sort of work."""

@@ -20,7 +20,7 @@ from shared.policy.dispatch.stage_durations import StageDurations
 from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.order.batches import BatchRegistry
 from shared.policy.order.tenants import FairQueue
-from shared.policy.resources.pools import Lane, Pool
+from shared.policy.resources.pools import Lane, Pool, quotas_lane
 from shared.policy.resources.quota_shares import QuotaShares
 
 
@@ -66,7 +66,8 @@ class Queues:
         """
         action.key = self.batches.key(action.request, self.durations.learned)
         self.requeue(action)
-        self.durations.scalable(action)
+        if action.scales:
+            self.durations.scalable(action)
 
     def requeue(self, action: ActionState) -> None:
         """Queue it with its old key. A new key would use newer estimates and could let other work overtake it."""
@@ -78,7 +79,7 @@ class Queues:
         if request.need is not None and self.trajectories.turns[request.need.trajectory][0] != request.id:
             lane.behind.add(request.id)
         else:
-            self._push(lane, action)
+            self._push(pool, lane, action)
         self._count(pool, lane, action)
 
     def enqueue_parked(self, action: ActionState) -> None:
@@ -86,19 +87,19 @@ class Queues:
         pool = self.pool(action.work.pool)
         action.begins = False
         action.lane = lane = pool.lane(action.node)
-        self._push(lane, action)
+        self._push(pool, lane, action)
         self._count(pool, lane, action)
 
     def _count(self, pool: Pool, lane: Lane, action: ActionState) -> None:
-        request = action.request
+        request, amounts = action.request, action.needed_quotas
         self.batches.count_waiting(request, (pool.name, lane.name, request.tenant))
         self.queued[request.id] = action
         pool.count_service(action.work.service, 1)
-        self.waiting_amounts.add(action)
         pool.queued += 1
         pool.queued_s += action.expected_s * action.pool_units
-        if action.needed_quotas:
-            pool.quota_demand.add(action.needed_quotas, action.wanted_units, outside=not request.batch)
+        if amounts:
+            self.waiting_amounts.add(action)
+            pool.quota_demand.add(amounts, action.wanted_units, outside=not request.batch)
             if pool.target is not None:
                 self.dirty.add(pool.name)
         else:
@@ -135,11 +136,11 @@ class Queues:
 
     def dequeue(self, action: ActionState) -> None:
         """Remove an action from its queue: it is on a node. Its demand remains, or begins if it waited for quotas."""
-        self._leave(action)
+        pool = self._leave(action)
         if not action.in_demand:
-            self._add_demand(self.pool(action.work.pool), action)
+            self._add_demand(pool, action)
 
-    def _leave(self, action: ActionState) -> None:
+    def _leave(self, action: ActionState) -> Pool:
         request, lane = action.request, action.lane
         assert lane is not None, f"{request.id} waits nowhere"
         pool = self.pool(action.work.pool)
@@ -147,7 +148,7 @@ class Queues:
             aside = (lane.stuck, lane.behind, lane.withdrawn)
             next(one for one in aside if request.id in one).remove(request.id)
         self.lanes.wake(pool, lane)
-        if lane is not pool and not lane.waiting:
+        if lane is not pool and not (lane.queue or lane.waiting):
             pool.lanes.pop(lane.name, None)
             self.lanes.remove(pool, lane)
         pool.queued -= 1
@@ -160,6 +161,7 @@ class Queues:
         del self.queued[request.id]
         pool.count_service(action.work.service, -1)
         self.waiting_amounts.remove(action)
+        return pool
 
     def remove_demand(self, action: ActionState) -> None:
         """Remove the demand of an action that is neither queued nor holds units; no effect if it has none."""
@@ -186,7 +188,7 @@ class Queues:
             lane.postponed[action.request.id] = until_s
             self.lanes.wake(self.pool(action.work.pool), lane)
 
-    def _push(self, lane: Lane, action: ActionState) -> None:
+    def _push(self, pool: Pool, lane: Lane, action: ActionState) -> None:
         """Add it to a lane's order; an action of a batch with the batch's present T."""
         request = action.request
         if request.batch in self.withdrawn:
@@ -196,18 +198,19 @@ class Queues:
             action.key = self.batches.key(request, self.durations.learned)
         lane.queue.push(request.tenant, action.key, request.id, request.batch)
         lane.pushed((action.work, action.duration_key) if action.is_like_others and not action.estimated else None)
-        self.lanes.wake(self.pool(action.work.pool), lane)
+        self.lanes.wake(pool, lane)
 
     def _lane_of(self, pool: Pool, action: ActionState) -> Lane:
-        need = action.request.need
-        action.begins = self.environments.begins(need)
-        quotas = action.work.quotas
-        if need is None and not quotas:
+        need, quotas = action.request.need, action.work.quotas
+        action.begins = need is not None and self.environments.begins(need)
+        if need is not None:
+            return pool.lane(None if action.begins else self.environments.placements[need.trajectory].node)
+        if not quotas:
             return pool
-        if need is None:
-            shared = next(iter(self.shares.among(quotas)), "")
-            return pool.lane("", quotas, shared, self.shares.by_quota[shared].weights if shared else None)
-        return pool.lane(None if action.begins else self.environments.placements[need.trajectory].node)
+        if (known := pool.lanes.get(quotas_lane(quotas))) is not None:
+            return known
+        shared = next(iter(self.shares.among(quotas)), "")
+        return pool.lane("", quotas, shared, self.shares.by_quota[shared].weights if shared else None)
 
     # ---- many actions ------------------------------------------------------------------------------------------
 
@@ -222,7 +225,7 @@ class Queues:
                     action = self.queued[action_id]
                     if until_s <= now or (action.request.need is not None and action.request.need.image in images):
                         del lane.postponed[action_id]
-                        self._push(lane, action)
+                        self._push(pool, lane, action)
                         count += 1
         return count
 
@@ -255,9 +258,7 @@ class Queues:
                 self.enqueue(action)
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Set the weights of all tenants; others have the default. Virtual times stay, so a new
-        weight does not change earlier charges.
-        """
+        """Set the weights of all tenants; others have the default. Earlier charges stay."""
         self.shares.tenant_weights.clear()
         self.shares.tenant_weights.update(weights)
 
@@ -293,7 +294,7 @@ class Queues:
             pool.settled = None
             self.dirty.add(pool.name)
             for lane in pool.all_lanes():
-                self._queue_stuck(lane)
+                self._queue_stuck(pool, lane)
 
     def quotas_changed(self) -> None:
         """Queue the actions whose quotas could not give what they need before; those that still cannot are set
@@ -302,19 +303,17 @@ class Queues:
         for pool in self.pools.values():
             for lane in pool.all_lanes():
                 if any(self.queued[action_id].work.quotas for action_id in lane.stuck):
-                    self._queue_stuck(lane)
+                    self._queue_stuck(pool, lane)
 
     def quotas_free(self) -> None:
         """Compute the shares of pools again whose waiting work takes quotas, because more may be free. O(pools)."""
-        self.dirty.update(
-            pool.name for pool in self.pools.values() if pool.target is not None and pool.quota_demand.sets
-        )
+        self.dirty.update(one.name for one in self.pools.values() if one.target is not None and one.quota_demand.sets)
 
-    def _queue_stuck(self, lane: Lane) -> None:
+    def _queue_stuck(self, pool: Pool, lane: Lane) -> None:
         lane.feasible = ""
         self.waiting_amounts.queue_again(lane.stuck)
         for action_id in sorted(lane.stuck):
-            self._push(lane, self.queued[action_id])
+            self._push(pool, lane, self.queued[action_id])
         lane.stuck.clear()
 
     # ---- invariants --------------------------------------------------------------------------------------------

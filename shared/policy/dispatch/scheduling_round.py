@@ -13,7 +13,6 @@ import heapq
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import partial
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.blocked import Blocked
@@ -35,6 +34,7 @@ from shared.policy.dispatch.sleeping import SleepingHeads, follows, sleeper
 from shared.policy.dispatch.stuck import is_stuck
 from shared.policy.dispatch.swaps import Swaps
 from shared.policy.model.formulation import Command, Grant, Resume
+from shared.policy.model.quotas import Rate
 from shared.policy.order.ebf import EbfKey
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
@@ -188,8 +188,8 @@ class SchedulingRound:
         if action.scales:
             action.units = action.work.units  # decided anew each time
         of_engine = action.scales and bool(action.work.service)
-        found = self.engines.places if of_engine else partial(places, self.cluster, now=self.now, but=waits)
-        for node in found(pool, lane, action):
+        ranked = places(self.cluster, pool, lane, action, self.now, waits)
+        for node in self.engines.places(pool, lane, action) if of_engine else ranked:
             if action.work.service and self.swaps.too_early(node, action):
                 continue
             if not (
@@ -278,21 +278,19 @@ class SchedulingRound:
         action.attempt += 1
         if action.scales and action.work.service:
             self.engines.granted(action, node)
-        cluster.assign(action, node, self.now, prefetched=prefetched)
+        hold = cluster.assign(action, node, self.now, prefetched=prefetched)
         if begins:
             cluster.begin_environment(action, node, self.now)
         budget = max(0.0, request.deadline_s - self.now)
         if not prefetched:
             self.new_grants.append(NewGrant(len(self.commands), action, node, charged_s, is_head))
             self.scales = self.scales or action.scales
-        attempt = (request.id, node.name, action.attempt, action.stage, action.units)
-        grant = Grant(*attempt, budget, begins, failed_calls=action.failed_calls)
-        if numbers := node.numbers(action.resource, request.id):
-            grant = grant._replace(numbers=numbers)
-        if action.work.quotas:
-            hold = cluster.quotas.holds[action.hold_key]
-            grant = grant._replace(hold=hold, rates=cluster.quotas.rates_of(hold.amounts))
+        rates: tuple[tuple[str, Rate], ...] = ()
+        if hold is not None:
+            rates = cluster.quotas.rates_of(hold.amounts)
             self.turns.granted(action, lane)
+        numbers, attempt = node.numbers(action.resource, request.id), (request.id, node.name, action.attempt)
+        grant = Grant(*attempt, action.stage, action.units, budget, begins, hold, rates, numbers, action.failed_calls)
         self.commands.append(grant)
 
     def _resume(self, lane: Lane, action: ActionState, node: Node, *, is_head: bool) -> None:

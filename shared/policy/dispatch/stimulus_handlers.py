@@ -125,22 +125,25 @@ class StimulusHandlers:
                 self.late.append(action)
             estimate_amounts(self.cluster, action)
             self.cluster.queues.enqueue(action)
-            set_aside_stuck(self.cluster, action)
+            can_have = set_aside_stuck(self.cluster, action)
             self.cancellations.submitted(request)
-            commands += self._check_new(now, action)
+            if reason := self._check_new(now, action, can_have=can_have):
+                commands.append(self.registry.answer_queued(now, action, "refused", reason))
         return commands
 
-    def _check_new(self, now: float, action: ActionState) -> list[Command]:
-        """Answer a new action that no node or quota can ever serve. Note one whose quotas are refilled too late."""
+    def _check_new(self, now: float, action: ActionState, *, can_have: bool) -> str:
+        """Return why no node or quota can ever serve a new action. Note one whose quotas are refilled too late.
+        `can_have`: `set_aside_stuck` has returned it, and refunds would change nothing.
+        """
         quotas, amounts, deadline_s = self.cluster.quotas, action.amounts, action.request.deadline_s
-        checked = action.request.until_granted and self.registry.is_served(action)
-        if reason := refusal(self.cluster, action) or (checked and why_never(quotas, amounts, refunded=True)):
-            return [self.registry.answer_queued(now, action, "refused", reason)]
-        if not checked:
-            return []
+        reason = refusal(self.cluster, action)
+        if reason or not action.request.until_granted or not self.registry.is_served(action):
+            return reason
+        if not can_have and (reason := why_never(quotas, amounts, refunded=True)):
+            return reason
         if now >= deadline_s or closed_until_s(quotas, amounts, now) > deadline_s:
             self.late.append(action)
-        return []
+        return ""
 
     def _end_grant_deadlines(self, now: float) -> list[Command]:
         """Note the waiting actions whose deadline for the grant has passed: the next round is their last. Answer those
@@ -256,8 +259,7 @@ class StimulusHandlers:
         return taken + self._end_grant_deadlines(now)
 
     def _images_reported(self, now: float, report: stimuli.ImagesReported) -> list[Command] | None:
-        added = set(report.added)
-        requeued = self._nodes.images_changed(now, report.node, report.incarnation, added, report.removed)
+        requeued = self._nodes.images_changed(now, report.node, report.incarnation, set(report.added), report.removed)
         return [] if requeued else None
 
     def _services_reported(self, now: float, report: ServicesReported) -> list[Command] | None:
@@ -303,8 +305,7 @@ class StimulusHandlers:
         self.cluster.queues.rekey(estimate.batch, estimate.at_s)
 
     def _first_arrival_restored(self, _: float, known: stimuli.FirstArrivalRestored) -> None:
-        batches = self.cluster.queues.batches
-        batches.first_arrival(known.batch, known.first_s, list(known.stage_timeouts_s))
+        self.cluster.queues.batches.first_arrival(known.batch, known.first_s, list(known.stage_timeouts_s))
 
     def _batch_ended(self, _: float, one: stimuli.BatchEndReported) -> None:
         self.cluster.queues.batches.ended(one.batch)

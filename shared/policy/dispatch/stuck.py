@@ -30,14 +30,18 @@ def refusal(cluster: ClusterState, action: ActionState) -> str:
     return cluster.nodes.unusable.why(action.work.service) if ready else ""
 
 
-def set_aside_stuck(cluster: ClusterState, action: ActionState) -> None:
-    """Set a new action aside if no present node could ever take it. Deep in a queue, this would not be noticed."""
+def set_aside_stuck(cluster: ClusterState, action: ActionState) -> bool:
+    """Set a new action aside if no present node could ever take it. Deep in a queue, this would not be noticed.
+
+    Returns whether the present limits of its quotas are known to let it start, now or later.
+    """
     lane = action.lane
     if lane is None or action.request.id in lane.behind:
-        return
+        return False
     if action.work.quotas and why_never(cluster.quotas, action.amounts):
         cluster.queues.set_stuck(lane, action)
-        return
+        return False
     pool = cluster.queues.pool(action.work.pool)
     if cluster.nodes.of(pool, lane) and not is_possible(cluster, pool, lane, action):
         cluster.queues.set_stuck(lane, action)
+    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -97,6 +97,11 @@ def bound_lane(node: str) -> str:
     return f"={node}"
 
 
+def quotas_lane(quotas: Collection[str]) -> str:
+    """Name of the lane for work that takes these quotas and may run on any node."""
+    return " ".join(["quotas", *(sorted(quotas) if len(quotas) > 1 else quotas)])
+
+
 @dataclass(slots=True)
 class Pool(Lane):
     """(resource, node class): the units that stages draw from. It is itself the lane of work that any node may take."""
@@ -139,14 +144,18 @@ class Pool(Lane):
                 del self.services[service]
 
     def lane(
-        self, node: str | None, quotas: Iterable[str] = (), shared: str = "", weights: Mapping[str, float] | None = None
+        self,
+        node: str | None,
+        quotas: Collection[str] = (),
+        shared: str = "",
+        weights: Mapping[str, float] | None = None,
     ) -> Lane:
         """Return the lane of work bound to a node; None: of actions that begin an environment. `quotas`: of work that
         takes these and may run on any node; `shared`: that of them whose weights apply if the lane is new.
         """
         name = BEGINS if node is None else bound_lane(node)
         if quotas:
-            name, node = " ".join(["quotas", *sorted(quotas)]), ""
+            name, node = quotas_lane(quotas), ""
         lane = self.lanes.get(name)
         if lane is None:
             queue = FairQueue(self.queue.weights if weights is None else weights)

@@ -50,7 +50,7 @@ class StimulusHandlers:
     specs: Specs
     cluster: ClusterState
     registry: ActionRegistry
-    late: list[ActionState] = field(default_factory=list)
+    late: dict[str, ActionState] = field(default_factory=dict)
     """New actions that are predicted to start too late; they are rejected if the next round does not grant them."""
     cancellations: Cancellations = field(init=False)
     _environments: EnvironmentHandler = field(init=False)
@@ -122,7 +122,7 @@ class StimulusHandlers:
                 commands.append(self.registry.answer(now, action, "environment-lost", reason))
                 continue
             if request.start_by_s is not None and not starts.in_time(action, request.start_by_s):
-                self.late.append(action)
+                self.late[request.id] = action
             estimate_amounts(self.cluster, action)
             self.cluster.queues.enqueue(action)
             can_have = set_aside_stuck(self.cluster, action)
@@ -142,7 +142,7 @@ class StimulusHandlers:
         if not can_have and (reason := why_never(quotas, amounts, refunded=True)):
             return reason
         if now >= deadline_s or closed_until_s(quotas, amounts, now) > deadline_s:
-            self.late.append(action)
+            self.late[action.request.id] = action
         return ""
 
     def _end_grant_deadlines(self, now: float) -> list[Command]:
@@ -151,12 +151,12 @@ class StimulusHandlers:
         """
         due = self.registry.due_for_grant(now, self.config.most_ended)
         gone = [action for action in due if now - action.request.deadline_s > CALLER_STAYS_S]
-        self.late += [action for action in due if now - action.request.deadline_s <= CALLER_STAYS_S]
+        self.late |= {one.request.id: one for one in due if now - one.request.deadline_s <= CALLER_STAYS_S}
         return [self.registry.answer_queued(now, action, "expired", QUOTAS_LATE) for action in gone]
 
     def reject_late(self, now: float) -> list[Command]:
         """Answer the new requests that would start too late and still wait."""
-        late, self.late = [action for action in self.late if action.state == "queued"], []
+        late, self.late = [action for action in self.late.values() if action.state == "queued"], {}
         reasons = [QUOTAS_LATE if action.request.until_granted else POOL_BUSY for action in late]
         answer = self.registry.answer_queued
         return [answer(now, action, "expired", reason) for action, reason in zip(late, reasons, strict=True)]

@@ -66,6 +66,14 @@ def end(dispatcher: Dispatcher, now: float, action: str, *answers: UpstreamAnswe
     return commands
 
 
+def test_a_late_action_is_answered_once_if_its_deadline_is_checked_in_the_same_round() -> None:
+    dispatcher = serving(QuotaLimits((1.0,)))
+    submit(dispatcher, 0.0, holding("a", 5.0))
+    commands = dispatcher.handle(7.0, RequestsSubmitted((holding("b", 6.0, seq=1),)), TickPassed())
+    assert answered(commands) == [("b", "expired")]
+    dispatcher.check()
+
+
 def test_a_waiting_action_expires_at_its_deadline_and_a_granted_one_does_not() -> None:
     dispatcher = serving(QuotaLimits((1.0,)))
     assert granted(submit(dispatcher, 0.0, holding("a", 5.0), holding("b", 7.0, seq=1))) == ["a"]

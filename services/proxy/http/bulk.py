@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
-from services.proxy.http.asgi import Call
+from services.proxy.http.call import Call
 from services.proxy.http.replies import Reply
 from services.proxy.records.batch_service import decode_reward
 from services.proxy.records.intake import Accepted

@@ -19,7 +19,7 @@ from contextlib import suppress
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
-from services.proxy.http.asgi import Call
+from services.proxy.http.call import Call
 from services.proxy.http.replies import Reply, Streamed
 from services.proxy.http.retries import RunCodeRetries
 from services.proxy.leader.replicas import PROXY_GONE

@@ -9,8 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from services.proxy.http.asgi import Call, HotRoute
+from services.proxy.http.asgi import HotRoute
 from services.proxy.http.bulk import post_bulk
+from services.proxy.http.call import Call
 from services.proxy.http.deadline import read_deadline
 from services.proxy.http.replies import Reply
 from services.proxy.http.restores import reply_of

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
-from services.proxy.http.asgi import Call, HotRoute
+from services.proxy.http.asgi import HotRoute
+from services.proxy.http.call import Call
 from services.proxy.http.hot import ACTION_NAME
 from services.proxy.http.replies import Reply, problem_reply
 from shared.api.leases import AcquireRequest, LeaseFence, LeaseNews, LeaseSettlement, LeaseView, QuotaLease

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from services.proxy.http.asgi import Call, HotRoute
+from services.proxy.http.asgi import HotRoute
+from services.proxy.http.call import Call
 from services.proxy.http.hot import named, state_of
 from services.proxy.http.replies import Reply
 from shared.api.requests import ParkRequest

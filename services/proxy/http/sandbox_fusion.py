@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
-from services.proxy.http.asgi import Call, HotRoute
+from services.proxy.http.asgi import HotRoute
+from services.proxy.http.call import Call
 from services.proxy.http.replies import Reply, Streamed
 from services.proxy.http.retries import digest_of_call
 from services.proxy.metrics import RUN_CODE

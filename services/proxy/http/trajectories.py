@@ -7,7 +7,8 @@ from typing import get_args
 
 import msgspec
 
-from services.proxy.http.asgi import Call, HotRoute
+from services.proxy.http.asgi import HotRoute
+from services.proxy.http.call import Call
 from services.proxy.http.hot import submit_and_wait
 from services.proxy.http.replies import Reply
 from services.proxy.records.trajectory_service import unknown

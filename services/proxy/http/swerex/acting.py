@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from services.proxy.http.asgi import Call
+from services.proxy.http.call import Call
 from services.proxy.http.hot import submit_and_wait
 from services.proxy.http.swerex.forms import swerex_error
 from shared.api.trajectories import TrajectoryAction

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from services.proxy.http.asgi import Call
+from services.proxy.http.call import Call
 from services.proxy.http.swerex.acting import OUTPUT_BYTES, ActionEnd, act, as_text, body, within
 from services.proxy.http.swerex.forms import Command, Raised, ReadFile, WriteFile, decode_upload, os_error, swerex_error
 from services.proxy.http.swerex.repacking import to_tar

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from services.proxy.http.asgi import Call, HotRoute
+from services.proxy.http.asgi import HotRoute
+from services.proxy.http.call import Call
 from services.proxy.http.replies import Reply
 from services.proxy.http.swerex.acting import request_id
 from services.proxy.http.swerex.files import execute, read_file, upload, write_file

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from services.proxy.http.asgi import Call
+from services.proxy.http.call import Call
 from services.proxy.http.swerex.acting import OUTPUT_BYTES, act, as_text, body, request_id, within
 from services.proxy.http.swerex.forms import (
     BashAction,

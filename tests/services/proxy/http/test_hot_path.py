@@ -13,8 +13,9 @@ from redis.exceptions import ConnectionError as Broken
 from redis.exceptions import OutOfMemoryError
 from starlette.types import Message, Receive, Scope, Send
 
-from services.proxy.http.asgi import Call, HotPath, HotRoute
+from services.proxy.http.asgi import HotPath, HotRoute
 from services.proxy.http.bodies import Bodies
+from services.proxy.http.call import Call
 from services.proxy.http.replies import Reply
 from services.proxy.settings import ProxySettings
 from shared.runtime.errors import NotFound, Overloaded, TreadleError

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, MutableMapping
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -59,6 +60,8 @@ class _Terms(msgspec.Struct, frozen=True):
     ttl_s: float = 20.0
 
 
+_OF_NODES: Final = (Grant, Revoke, AskInventory)
+"""Commands about a node. A tuple, because `A | B` makes a new type at each call."""
 RETRY_S: Final[Seconds] = 1.0
 """Pause of a caller for whom no time is known."""
 _terms = msgspec.json.Decoder(_Terms).decode
@@ -87,7 +90,7 @@ class GrantedLeases:
 
     def concerns(self, command: Command) -> bool:
         """Return whether a command is about their node."""
-        return isinstance(command, Grant | Revoke | AskInventory) and command.node == leases.NODE
+        return isinstance(command, _OF_NODES) and command.node == leases.NODE
 
     def do(
         self, command: Command, unanswered: Mapping[str, Unanswered], unjournaled: MutableMapping[str, Submission]
@@ -180,14 +183,21 @@ def headers_of(states: list[LimitState]) -> str:
     """
     policies, levels = [], []
     for state in states:
-        name = f'"{state.quota}"' if state.held else f'"{state.quota}/{_window(state.window_s)}"'
-        unit = ';qu="concurrent-requests"' if state.held else ""
-        window = "" if state.window_s is None else f";w={math.ceil(state.window_s)}"
-        policies.append(f"{name};q={math.floor(state.most)}{unit}{window}")
+        name, policy = _policy(state.quota, state.held, state.window_s, state.most)
+        policies.append(policy)
         known = state.full_in_s is not None and math.isfinite(state.full_in_s)
         reset = f";t={math.ceil(state.full_in_s or 0.0)}" if known else ""
         levels.append(f"{name};r={math.floor(state.free)}{reset}")
     return f"{', '.join(policies)}\n{', '.join(levels)}"
+
+
+@lru_cache(1024)
+def _policy(quota: str, held: bool, window_s: float | None, most: float) -> tuple[str, str]:
+    """Return the name of a limit, and its part of `RateLimit-Policy`."""
+    name = f'"{quota}"' if held else f'"{quota}/{_window(window_s)}"'
+    unit = ';qu="concurrent-requests"' if held else ""
+    window = "" if window_s is None else f";w={math.ceil(window_s)}"
+    return name, f"{name};q={math.floor(most)}{unit}{window}"
 
 
 def _window(window_s: float | None) -> str:

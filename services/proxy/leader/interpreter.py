@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from services.proxy.leader.flushing import Flushing
 from services.proxy.leader.local_calls import ActionCalls, LeaseCalls
 from services.proxy.leader.writes import (
+    GRANTS,
     Discard,
     Forget,
     HoldOrder,
@@ -213,7 +214,7 @@ class Interpreter:
 
     async def _grant_and_answer(self, batch: list[Write]) -> None:
         """Write grants, answers, and leases' beginnings and ends, in one turn of Valkey."""
-        grants = any(isinstance(write, Granting | LeaseGrant) for write in batch)
+        grants = any(isinstance(write, GRANTS) for write in batch)
         submitted = any(isinstance(write, GrantedSubmission) for write in batch)
         acquisitions = [write for write in batch if isinstance(write, LeaseAcquisition)]
         if grants and any(one.grant is None for one in acquisitions):  # one of the grants may be of such a lease
@@ -245,7 +246,7 @@ class Interpreter:
         """Yield the writes of grants in their order: levels of rates depend on it, and nodes execute in it. One write
         for each run of one kind.
         """
-        grants = [write for write in batch if isinstance(write, Granting | LeaseGrant | GrantedSubmission)]
+        grants = [write for write in batch if isinstance(write, (Granting, LeaseGrant, GrantedSubmission))]
         for kind, run in groupby(grants, key=type):
             if kind is LeaseGrant:
                 yield self._grant_leases([write for write in run if isinstance(write, LeaseGrant)])

@@ -54,7 +54,7 @@ Write = (
 )
 
 
-_GRANTS: Final = (Granting, LeaseGrant)
+GRANTS: Final = (Granting, LeaseGrant)
 _ENDS: Final = (Answering, Advancing, HoldsChanged)
 
 
@@ -80,21 +80,21 @@ class HoldOrder:
             return True
         refunds = any(isinstance(change, Settled) and change.refunds for change in settled)
         self.refunds = self.refunds or refunds
-        return self.taken.isdisjoint(change.key for change in settled) and not (refunds and self.taken)
+        return self.taken.isdisjoint([change.key for change in settled]) and not (refunds and self.taken)
 
 
 def levels(write: Write) -> Iterable[str]:
     """Names of the quotas whose levels a write changes."""
     taking = _taking(write)
     if taking is not None:
-        return dict.fromkeys(_level(name) for name, _ in taking.rates)
+        return dict.fromkeys([_level(name) for name, _ in taking.rates])
     return () if isinstance(write, HoldsChanged) else levels_of(_settled(write))
 
 
 def _taking(write: Write) -> Taking | None:
     if isinstance(write, LeaseAcquisition):
         return None if write.grant is None else write.grant.taking
-    return write.taking if isinstance(write, _GRANTS) else None
+    return write.taking if isinstance(write, GRANTS) else None
 
 
 def _settled(write: Write) -> tuple[QuotaHold | Settled, ...]:
@@ -104,8 +104,9 @@ def _settled(write: Write) -> tuple[QuotaHold | Settled, ...]:
 
 
 def levels_of(changes: Iterable[QuotaHold | Settled]) -> Iterable[str]:
-    settled = (change for change in changes if isinstance(change, Settled))
-    return dict.fromkeys(_level(refund.quota) for one in settled for refund in one.refunds)
+    return dict.fromkeys(
+        [_level(refund.quota) for one in changes if isinstance(one, Settled) for refund in one.refunds]
+    )
 
 
 def _level(quota: str) -> str:

@@ -51,16 +51,18 @@ class ActionDecider(Protocol):
 
 def digest_of(stages: Sequence[StageWork], priority: float) -> bytes:
     """Return the digest of a request's content. The same id with another digest is a conflict."""
-    digest = blake2b(digest_size=16)
+    parts: list[bytes] = []
     for stage in stages:
-        digest.update(f"{stage.name}\x00{stage.kind}\x00{stage.pool}\x00{stage.cost}\x00{stage.timeout_s}\x00".encode())
-        digest.update(stage.params)
+        parts += (
+            f"{stage.name}\x00{stage.kind}\x00{stage.pool}\x00{stage.cost}\x00{stage.timeout_s}\x00".encode(),
+            stage.params,
+        )
         if stage.amounts or stage.elasticity or stage.duration_s:  # entries from before these fields keep their digest
-            digest.update(f"\x00{stage.amounts}\x00{stage.elasticity}\x00{stage.duration_s}".encode())
+            parts.append(f"\x00{stage.amounts}\x00{stage.elasticity}\x00{stage.duration_s}".encode())
         if stage.quotas:
-            digest.update(f"\x00{sorted(stage.quotas.items())}".encode())
-    digest.update(str(priority).encode())
-    return digest.digest()
+            parts.append(f"\x00{sorted(stage.quotas.items())}".encode())
+    parts.append(str(priority).encode())
+    return blake2b(b"".join(parts), digest_size=16).digest()
 
 
 class Intake:

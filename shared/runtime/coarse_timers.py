@@ -27,10 +27,11 @@ class CoarseTimer:
         self._tick = tick
         self._callback: Callable[[], object] | None = callback
 
-    def cancel(self) -> None:
-        """Do not call it. Safe to call again, and later."""
+    def cancel(self) -> bool:
+        """Do not call it. Return whether it was neither called nor cancelled before. Safe to call again, and later."""
         self._tick.pop(self, None)
-        self._callback = None
+        callback, self._callback = self._callback, None
+        return callback is not None
 
     def fire(self) -> None:
         """Call it now, unless it was cancelled or called."""

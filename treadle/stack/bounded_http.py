@@ -4,7 +4,8 @@ It ignores requests to change the protocol (RFC 9110 §7.8). The JDK's client be
 body as HTTP/1.1; httptools would take the body for the next protocol.
 
 It sends the head of a response with the body's first part: in one packet and one system call, not two. An application
-that has a whole response can hand it over in one call (`shared.runtime.whole_response`).
+that has a whole response can hand it over in one call (`shared.runtime.whole_response`), and one that gets a request
+with its whole body can begin it without a task (`shared.runtime.whole_request`).
 
 With httptools uvicorn has no bounds. It reads a head of a hundred megabytes (which blocks the loop meanwhile), and a
 caller that sends half a request keeps its connection for ever.
@@ -13,7 +14,7 @@ caller that sends half a request keeps its connection for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -22,7 +23,8 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from shared.runtime.whole_response import EXTENSION
+from shared.runtime import whole_request, whole_response
+from shared.runtime.whole_request import ANSWERED_LATER
 
 MOST_HEAD_BYTES: Final = 1 << 16
 """Bytes of the request line and headers (and of trailers). A longer incomplete head is rejected at the next read."""
@@ -113,7 +115,24 @@ class WholeResponse:
         cycle.response_complete = True
         cycle.message_event.set()
         cycle.on_response()
+        cycle.on_response = _nothing  # it refers to the connection, which refers to this; a task would do the same
         return True
+
+
+class ArrivedRequest:
+    """One request that has arrived with its whole body. See `shared.runtime.whole_request`."""
+
+    __slots__ = ("_connection", "_cycle", "body", "respond", "when_gone")
+
+    def __init__(self, connection: BoundedHttp, cycle: RequestResponseCycle, respond: WholeResponse) -> None:
+        self._connection = connection
+        self._cycle = cycle
+        self.body = bytes(cycle.body)
+        self.respond = respond
+        self.when_gone: Callable[[], None] | None = None
+
+    def start(self, answer: Coroutine[Any, Any, None]) -> None:
+        self._connection.start_task(self._cycle, answer)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -132,6 +151,8 @@ class BoundedHttp(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
     """The request that is being answered. `cycle` is the newest one, which may wait behind it."""
+    _unstarted: tuple[RequestResponseCycle, ASGI3Application] | None = None
+    """A request whose head is complete. It starts with the end of its body, or of this read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -149,14 +170,38 @@ class BoundedHttp(HttpToolsProtocol):
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
-            self._answering.scope.pop("extensions", None)
+            extensions: dict[str, Any] = self._answering.scope.pop("extensions", {})
+            if (request := extensions.get(whole_request.EXTENSION)) is not None and request.when_gone is not None:
+                request.when_gone()
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._answering = cycle
-        if cycle.scope["method"] != "HEAD":
-            cycle.scope["extensions"] = {EXTENSION: WholeResponse(cycle)}  # type: ignore[dict-item]  # uvicorn knows mappings
+        """Note a request that may start. uvicorn's task would begin after this read too."""
+        self._unstarted = cycle, app
+
+    def _start_noted(self) -> None:
+        if self._unstarted is not None:
+            (cycle, app), self._unstarted = self._unstarted, None
+            self._start(cycle, app)
+
+    def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Let the application begin a request: without a task if it has its body and the application can."""
+        self._answering, scope = cycle, cycle.scope
+        if scope["method"] != "HEAD":
+            respond = WholeResponse(cycle)
+            extensions: dict[str, Any] = {whole_response.EXTENSION: respond}
+            scope["extensions"] = extensions
+            if scope["method"] == "POST" and not (cycle.more_body or cycle.waiting_for_100_continue):
+                extensions[whole_request.EXTENSION] = ArrivedRequest(self, cycle, respond)
+                answer = _called(app, cycle)
+                if answer is not ANSWERED_LATER:
+                    self.start_task(cycle, answer)
+                return
         super()._start_asgi_task(cycle, app)
+
+    def start_task(self, cycle: RequestResponseCycle, answer: Awaitable[None]) -> None:
+        """Start the task of a request whose application was called."""
+        super()._start_asgi_task(cycle, lambda *_: answer)
 
     def on_response_complete(self) -> None:
         """Begin the next request that has arrived. uvicorn would also set a timer for each response."""
@@ -167,7 +212,7 @@ class BoundedHttp(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.flow.resume_reading()
             if self.pipeline:
-                self._start_asgi_task(*self.pipeline.pop())
+                self._start(*self.pipeline.pop())
 
     def data_received(self, data: bytes) -> None:
         continued = self._in_head
@@ -177,6 +222,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > MOST_HEAD_BYTES:
                 self._too_long()
+        self._start_noted()
 
     def on_message_begin(self) -> None:
         self._in_head, self._in_request, self._head_bytes, self._unfinished_bytes = True, True, 0, 0
@@ -211,6 +257,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._answered_at = self.loop.time()
         if not self._refused and not self._upgrades():
             super().on_message_complete()
+            self._start_noted()
 
     def _upgrades(self) -> bool:
         """Return whether the parser has stopped behind this head, because it asks for another protocol."""
@@ -265,3 +312,19 @@ class BoundedHttp(HttpToolsProtocol):
         if earlier is None or earlier.response_complete:  # else it would be in the middle of an earlier reply
             self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _called(app: ASGI3Application, cycle: RequestResponseCycle) -> Awaitable[None]:
+    """Call an application outside a task. uvicorn's task answers 500 if it raises."""
+    try:
+        return app(cycle.scope, cycle.receive, cycle.send)
+    except Exception as error:  # noqa: BLE001
+        return _raised(error)
+
+
+async def _raised(error: Exception) -> None:
+    raise error
+
+
+def _nothing() -> None:
+    pass

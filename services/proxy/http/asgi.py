@@ -1,6 +1,7 @@
 """Bare ASGI for the hot routes, at a third of FastAPI's cost per request.
 
-A hot handler gets a `Call` and returns a `Reply`. Errors are sent as problem+json, as everywhere else.
+A hot handler gets a `Call` and returns a `Reply`. Errors are sent as problem+json, as everywhere else. A route that has
+a `begin` answers without a task where it can (`services.proxy.http.begun`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +17,7 @@ from fastapi import FastAPI
 from redis.exceptions import OutOfMemoryError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.proxy.http.begun import Begin, BegunCall, CallWithoutTask
 from services.proxy.http.call import Call
 from services.proxy.http.deadline import answer_in_time, read_deadline
 from services.proxy.http.replies import Reply, Streamed, not_allowed, problem_reply, send_reply
@@ -22,6 +25,7 @@ from services.proxy.state import state_of
 from shared.bus.connection import MEMORY_FULL, TRANSIENT
 from shared.runtime import log
 from shared.runtime.errors import Overloaded, TreadleError, Unavailable
+from shared.runtime.whole_request import ANSWERED_LATER, whole_request_of
 
 _log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
@@ -36,6 +40,12 @@ class HotRoute(NamedTuple):
     method: str
     path: str
     handler: Handler
+    begin: Begin | None = None
+    """Tried first with a request that has arrived with its body."""
+
+
+Routes = dict[str, HotRoute]
+"""Routes of one path by method."""
 
 
 class HotPath:
@@ -43,32 +53,38 @@ class HotPath:
 
     def __init__(self, app: ASGIApp, routes: list[HotRoute]) -> None:
         self._app = app
-        self._fixed: dict[str, dict[str, Handler]] = {}
-        self._patterns: list[tuple[re.Pattern[str], dict[str, Handler]]] = []
+        self._fixed: dict[str, Routes] = {}
+        self._patterns: list[tuple[re.Pattern[str], Routes]] = []
         for path in dict.fromkeys(route.path for route in routes):
-            methods = {route.method: route.handler for route in routes if route.path == path}
+            methods = {route.method: route for route in routes if route.path == path}
             if "{" in path:
                 self._patterns.append((re.compile(re.sub(r"\{\w+\}", "([^/]+)", path)), methods))
             else:
                 self._fixed[path] = methods
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        methods, args = self._match(scope["path"])
+            return self._app(scope, receive, send)
+        routes, args = self._match(scope["path"])
         call = Call(scope, receive, args)
+        if routes is None:
+            return self._answer_other(call, scope, receive, send)
+        route = routes.get(scope["method"])
+        if route is None:
+            return send_reply(not_allowed(routes), scope, send)
+        request = None if route.begin is None else whole_request_of(scope)
+        if request is not None and route.begin is not None and (begun := _begun(route.begin, call, request.body)):
+            CallWithoutTask(call, begun, request, partial(_answer, scope, send))
+            return ANSWERED_LATER
+        return _answer(scope, send, call, route.handler)
+
+    async def _answer_other(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if methods is None:
-                refusal, receive = await _bounded(call, scope, receive)
-                if refusal is None:
-                    refusal = await self._pass_on(scope, receive, send)
-                if refusal is not None:
-                    await send_reply(refusal, scope, send)
-            elif (handler := methods.get(scope["method"])) is None:
-                await send_reply(not_allowed(methods), scope, send)
-            else:
-                await send_reply(await _answer(handler, call), scope, send)
+            refusal, receive = await _bounded(call, scope, receive)
+            if refusal is None:
+                refusal = await self._pass_on(scope, receive, send)
+            if refusal is not None:
+                await send_reply(refusal, scope, send)
         finally:
             call.close()
 
@@ -83,7 +99,7 @@ class HotPath:
             return problem_reply(error)
         return None
 
-    def _match(self, path: str) -> tuple[dict[str, Handler] | None, tuple[str, ...]]:
+    def _match(self, path: str) -> tuple[Routes | None, tuple[str, ...]]:
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, ()
@@ -120,7 +136,28 @@ async def _bounded(call: Call, scope: Scope, receive: Receive) -> tuple[Reply | 
     return None, replay
 
 
-async def _answer(handler: Handler, call: Call) -> Reply | Streamed:
+def _begun(begin: Begin, call: Call, body: bytes) -> BegunCall | None:
+    """Begin a call. None: its handler is needed."""
+    if len(body) > call.proxy.settings.max_body_bytes:
+        return None
+    try:
+        call.count(body)
+        begun = begin(call, body)
+    except Exception:  # noqa: BLE001  # nothing has begun: the handler raises it again, for the reply
+        begun = None
+    if begun is None:
+        call.close()  # the handler counts the body again
+    return begun
+
+
+async def _answer(scope: Scope, send: Send, call: Call, handler: Handler) -> None:
+    try:
+        await send_reply(await _reply_of(handler, call), scope, send)
+    finally:
+        call.close()
+
+
+async def _reply_of(handler: Handler, call: Call) -> Reply | Streamed:
     try:
         if call.method != "GET":
             return await handler(call)

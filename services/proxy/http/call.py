@@ -50,7 +50,7 @@ class Call:
         """
         message = await self._next()
         chunk: bytes = message.get("body", b"")
-        self._count(chunk)
+        self.count(chunk)
         if not message.get("more_body"):
             if len(chunk) > limit:
                 raise TooLarge(limit_bytes=limit)
@@ -62,7 +62,7 @@ class Call:
             message = await self._next()
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
-            self._count(chunks[-1])
+            self.count(chunks[-1])
         if size > limit:
             raise TooLarge(limit_bytes=limit)
         return b"".join(chunks)
@@ -86,7 +86,12 @@ class Call:
                 for callback in callbacks:
                     stack.callback(callback)
 
-    def _count(self, chunk: bytes) -> None:
+    def count(self, chunk: bytes) -> None:
+        """Count bytes of the body until the call is closed.
+
+        Raises:
+            Overloaded: this replica holds too many.
+        """
         if chunk:
             self.proxy.bodies.take(len(chunk))
             self._bytes += len(chunk)

@@ -34,9 +34,14 @@ class Streamed(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
+def headers_of(reply: Reply | Streamed) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of a reply, without its length."""
+    return ((b"content-type", reply.content_type), *reply.headers)
+
+
 async def send_reply(reply: Reply | Streamed, scope: Scope, send: Send) -> None:
     """Send the reply. A body in parts has no length header, so the server sends it in chunks."""
-    headers = ((b"content-type", reply.content_type), *reply.headers)
+    headers = headers_of(reply)
     if isinstance(reply, Reply):
         whole = sender_of(scope)
         if whole is None or not whole(reply.status, headers, reply.body):

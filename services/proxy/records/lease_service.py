@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from redis.asyncio import Redis
@@ -20,15 +20,15 @@ from services.proxy.metrics import SUBMITTED
 from services.proxy.records.batching import Batcher
 from services.proxy.records.ids import Ids, random_id
 from services.proxy.records.intake import Intake
+from services.proxy.records.lease_states import check_held, check_refused, unknown_lease, view_of
+from services.proxy.records.lease_submissions import submission_of_lease
 from services.proxy.records.lease_waiters import LeaseWaiters, Outcome, outcome_of
 from shared.api.leases import AcquireRequest, LeaseNews, LeaseView
 from shared.bus import held_leases
 from shared.bus.actions import read_action, read_submission
 from shared.bus.connection import TRANSIENT, ValkeyClock, with_retries
 from shared.bus.held_leases import LeaseCode, LeaseEnd, LeaseRecord
-from shared.kinds.formulation import amounts_of
-from shared.messages import leases
-from shared.messages.actions import ActionSubmitted, StageWork
+from shared.messages.actions import ActionSubmitted
 from shared.messages.leases import GONE, GrantedLease
 from shared.policy.model.quotas import NO_QUOTAS
 from shared.runtime.coarse_timers import CoarseTimers
@@ -36,11 +36,7 @@ from shared.runtime.connection_watch import ConnectionWatch
 from shared.runtime.errors import (
     BadRequest,
     Conflict,
-    Fenced,
-    LeaseExpired,
-    NotFound,
     Overloaded,
-    QuotaNever,
     TreadleError,
     Unavailable,
 )
@@ -55,6 +51,15 @@ Result = TypeVar("Result")
 
 Cancel = Callable[[str, str], None]
 """Cancels an action in the background: (action, reason)."""
+
+
+class LeaseUnderWay(NamedTuple):
+    """A lease that a caller waits for."""
+
+    submitted: ActionSubmitted
+    outcome: asyncio.Future[Outcome | None]
+    journaled: asyncio.Future[bool] | None
+    """As from `LeaseDecider.acquire`; None: it is to be submitted to the journal."""
 
 
 class LeaseService:
@@ -112,61 +117,71 @@ class LeaseService:
         """
         if len(self._waiters) >= self._most_waiting:
             raise Overloaded(what="this replica has too many long polls")
-        submitted = await self._submission(tenant, request)
-        future = self._waiters.expect(submitted.action)
+        acquire = self.begin(tenant, request)
+        if acquire is None:
+            submitted = submission_of_lease(tenant, request, await self._id(tenant, request), self._replica)
+            acquire = LeaseUnderWay(submitted, self._waiters.expect(submitted.action), None)
+        return await self.finish(acquire, gone)
+
+    def begin(self, tenant: str, request: AcquireRequest) -> LeaseUnderWay | None:
+        """Let the leader decide, if it is this replica. The caller goes on with `finish`, or has the lease by
+        `granted`. None: nothing has begun, and `acquire` is needed.
+
+        Raises:
+            BadRequest: an amount is out of bounds.
+        """
+        leader = self._waiters.leader
+        if leader is None or request.request_id is not None or not self._intake.accepts_new:
+            return None
+        if len(self._waiters) >= self._most_waiting:
+            return None
+        submitted = submission_of_lease(tenant, request, random_id(), self._replica)
+        outcome = self._waiters.expect(submitted.action)
+        return LeaseUnderWay(submitted, outcome, leader.acquire(submitted))
+
+    def granted(self, acquire: LeaseUnderWay) -> GrantedLease | None:
+        """Return the lease if the leader has decided by now and it is granted; None: go on with `finish`."""
+        journaled, outcome = acquire.journaled, acquire.outcome
+        if journaled is None or journaled.exception() is not None or not (journaled.result() and outcome.done()):
+            return None
+        lease = outcome.result()
+        if not isinstance(lease, GrantedLease):
+            return None
+        self._accepted.inc()
+        return lease
+
+    async def finish(self, acquire: LeaseUnderWay, gone: Callable[[], Awaitable[None]]) -> GrantedLease | LeaseNews:
+        """Return the outcome of a call that has begun. See `acquire`."""
+        submitted = acquire.submitted
         try:
-            outcome = await self._acquire(submitted, request.wait_s, future, gone)
+            outcome = await self._outcome(acquire, gone)
         except (TreadleError, *TRANSIENT, asyncio.CancelledError) as error:
             accepted = not isinstance(error, Overloaded | Conflict)
-            if accepted and request.request_id is None:
+            if accepted and not submitted.request:
                 self._cancel(submitted.action, GONE)
             raise
         finally:
-            self._waiters.discard(submitted.action, future)
+            self._waiters.discard(submitted.action, acquire.outcome)
         if isinstance(outcome, LeaseNews):
-            _check_refused(outcome)
+            check_refused(outcome)
         return outcome
 
-    async def _submission(self, tenant: str, request: AcquireRequest) -> ActionSubmitted:
+    async def _id(self, tenant: str, request: AcquireRequest) -> str:
         given = request.request_id
-        action = random_id() if given is None else await self._ids.of(tenant, "", "", f"\x00lease {given}")
-        stage = StageWork(
-            name=leases.KIND,
-            kind=leases.KIND,
-            pool=leases.POOL,
-            cost={leases.RESOURCE: (1, 1)},
-            timeout_s=request.ttl_s,
-            params=_json({"ttl_s": request.ttl_s, "quotas": request.quotas}),
-            repeatable=False,
-            quotas=_amounts(request),
-        )
-        return ActionSubmitted(
-            action=action,
-            tenant=tenant,
-            request=given or "",
-            stages=(stage,),
-            budget_s=request.wait_s,
-            priority=request.priority,
-            held_by="" if given else self._replica,  # a repeat may come through another replica
-        )
+        return random_id() if given is None else await self._ids.of(tenant, "", "", f"\x00lease {given}")
 
-    async def _acquire(
-        self,
-        submitted: ActionSubmitted,
-        wait_s: Seconds,
-        future: asyncio.Future[Outcome | None],
-        gone: Callable[[], Awaitable[None]],
-    ) -> Outcome:
+    async def _outcome(self, acquire: LeaseUnderWay, gone: Callable[[], Awaitable[None]]) -> Outcome:
+        submitted, future = acquire.submitted, acquire.outcome
         expire, expiry = partial(_expire, future), None
         with ConnectionWatch(gone, expire, self._timers) as watch:
             try:
-                if not await self._decided(submitted):
+                if not await self._decided(acquire):
                     accepted = await self._intake.submit(submitted)
                     if accepted.repeated:
                         found = outcome_of(submitted.action, await self._read(submitted.action))
                         if found is not None:
                             return found
-                expiry = self._timers.after(wait_s + GRACE_S, expire)
+                expiry = self._timers.after(submitted.budget_s + GRACE_S, expire)
                 outcome = await future
             finally:
                 if expiry is not None:
@@ -179,15 +194,14 @@ class LeaseService:
             raise Conflict(what=GONE)
         raise Unavailable(what="no leader has answered before the deadline")
 
-    async def _decided(self, submitted: ActionSubmitted) -> bool:
-        """Let the leader decide at once, if it is this replica. False: it is another one, or knows no more."""
-        leader = self._waiters.leader
-        if leader is None or submitted.request or not self._intake.accepts_new:
+    async def _decided(self, acquire: LeaseUnderWay) -> bool:
+        """Return whether the leader has journaled it; False: it did not begin with the leader, or the leader knows no
+        more.
+        """
+        if acquire.journaled is None or not await self._within(acquire.journaled):
             return False
-        decided = await self._within(leader.acquire(submitted))
-        if decided:
-            self._accepted.inc()
-        return decided
+        self._accepted.inc()
+        return True
 
     async def _within(self, future: asyncio.Future[Result]) -> Result:
         """Wait for a write, as long as for a restarting Valkey."""
@@ -207,14 +221,29 @@ class LeaseService:
             LeaseExpired, Fenced: the caller does not hold it.
             NotFound: there is none.
         """
+        await self.finish_release(lease, fence, self.begin_release(lease, fence, used), used)
+
+    def begin_release(
+        self, lease: str, fence: int, used: Mapping[str, float] = NO_QUOTAS
+    ) -> asyncio.Future[LeaseCode | None] | None:
+        """Let the leader release a lease, if it is this replica and knows the holder. Go on with `finish_release`."""
         leader = self._waiters.leader
-        ending = None if leader is None else leader.release(lease, fence, used)
+        return None if leader is None else leader.release(lease, fence, used)
+
+    async def finish_release(
+        self,
+        lease: str,
+        fence: int,
+        ending: asyncio.Future[LeaseCode | None] | None,
+        used: Mapping[str, float] = NO_QUOTAS,
+    ) -> None:
+        """Release a lease of which `begin_release` has returned this. See `release`."""
         if ending is not None and (code := await self._within(ending)) is not None:
-            _check_held(lease, code)
+            check_held(lease, code)
             return
         if used:
             await self._check_used(lease, used)
-        _check_held(lease, await self._ends.call(LeaseEnd(lease, fence, _json(dict(used)) if used else b"")))
+        check_held(lease, await self._ends.call(LeaseEnd(lease, fence, _json(dict(used)) if used else b"")))
 
     async def _check_used(self, lease: str, used: Mapping[str, float]) -> None:
         async def read() -> ActionSubmitted | None:
@@ -234,7 +263,7 @@ class LeaseService:
             NotFound: there is none.
         """
         code, expires_s = await self._renewals.call((lease, fence))
-        _check_held(lease, "over" if code == "released" else code)
+        check_held(lease, "over" if code == "released" else code)
         return expires_s
 
     async def view(self, lease: str) -> LeaseView:
@@ -245,8 +274,8 @@ class LeaseService:
         """
         record = await self._read(lease)
         if record is None:
-            raise _unknown(lease)
-        return _view(lease, record, self._clock.unix())
+            raise unknown_lease(lease)
+        return view_of(lease, record, self._clock.unix())
 
     async def _read(self, lease: str) -> LeaseRecord | None:
         return await with_retries(
@@ -272,59 +301,3 @@ def _fail(future: asyncio.Future[Any]) -> None:
 def _expire(future: asyncio.Future[Outcome | None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _check_refused(news: LeaseNews) -> None:
-    """Raise what is no refusal by time.
-
-    Raises:
-        QuotaNever, Conflict
-    """
-    if news.ended == "refused":
-        raise QuotaNever(what=news.reason)
-    if news.ended != "expired":
-        how = "was cancelled" if news.ended == "cancelled" else "has ended"
-        raise Conflict(what=f"the lease of this request {how}; acquire with a new request_id")
-
-
-def _check_held(lease: str, code: LeaseCode) -> None:
-    match code:
-        case "held" | "released":
-            return
-        case "unknown":
-            raise _unknown(lease)
-        case "fenced":
-            raise Fenced(what=f"lease {lease} has another fence: it is another caller's")
-        case "over":
-            raise LeaseExpired(what=f"lease {lease} has expired, or was ended: what it held is free")
-        case "waits":
-            raise Conflict(what=f"lease {lease} is not granted")
-
-
-def _unknown(lease: str) -> NotFound:
-    return NotFound(kind="lease", name=lease, hint="it was never acquired, or ended more than a minute ago")
-
-
-def _view(lease: str, record: LeaseRecord, now: Seconds) -> LeaseView:
-    if record.ended:
-        return LeaseView(lease=lease, state=record.ended, fence=record.fence)
-    if not record.fence:
-        return LeaseView(lease=lease, state="waiting" if record.answer is None else "refused")
-    if not record.is_held:
-        return LeaseView(lease=lease, state="revoked", fence=record.fence)
-    left_s = record.expires_s - now
-    if left_s <= 0:
-        return LeaseView(lease=lease, state="expired", fence=record.fence)
-    return LeaseView(lease=lease, state="held", fence=record.fence, expires_in_s=left_s)
-
-
-def _amounts(request: AcquireRequest) -> dict[str, float]:
-    """Return the amounts to acquire.
-
-    Raises:
-        BadRequest: an amount is out of bounds.
-    """
-    try:
-        return amounts_of(request.quotas)
-    except ValueError as error:
-        raise BadRequest(what=str(error)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from shared.runtime.whole_request import ANSWERED_LATER, WholeRequest, whole_request_of
 from shared.runtime.whole_response import SendWhole, sender_of
 from treadle.stack import bounded_http
 from treadle.stack.bounded_http import MOST_HEAD_BYTES, BoundedHttp, HeadJoiningTransport, WholeResponse
@@ -45,12 +47,34 @@ async def answer(scope: Any, receive: Any, send: Any, at_once: SendWhole | None)
     await send({"type": "http.response.body", "body": body})
 
 
-@pytest.fixture(params=[app, whole])
+def begun(scope: Any, receive: Any, send: Any) -> Awaitable[None]:
+    """The same, from a callback where the server offers the request with its body."""
+    request = whole_request_of(scope)
+    if request is None:
+        return answer(scope, receive, send, sender_of(scope))
+
+    def respond() -> None:
+        others = [(b"x-asked", scope["query_string"])] if scope["query_string"] else []
+        if not request.respond(200, others, str(len(request.body)).encode()):
+            request.start(answer(scope, receive, send, None))
+
+    asyncio.get_running_loop().call_later(1.5 if scope["path"] == "/slow" else 0.0, respond)
+    return ANSWERED_LATER
+
+
+@pytest.fixture(params=[app, whole, begun])
 async def send_raw(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[SendRaw]:
     """Send parts, a moment between them, and read until the server ends the connection."""
     monkeypatch.setattr(bounded_http, "SILENCE_LIMIT_S", 0.5)
     config = uvicorn.Config(
-        request.param, port=0, http=BoundedHttp, lifespan="off", log_config=None, timeout_keep_alive=1
+        request.param,
+        port=0,
+        http=BoundedHttp,
+        lifespan="off",
+        log_config=None,
+        timeout_keep_alive=1,
+        interface="asgi3",
+        proxy_headers=False,
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
@@ -377,3 +401,85 @@ async def test_callers_that_go_leave_nothing_behind(send_raw: SendRaw) -> None:
         assert not left
     finally:
         gc.enable()
+
+
+# ---- requests without a task -----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def serving(application: Any) -> AsyncIterator[int]:
+    """Serve an application. Yields the port."""
+    config = uvicorn.Config(
+        application, port=0, http=BoundedHttp, lifespan="off", log_config=None, interface="asgi3", proxy_headers=False
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110  # uvicorn sets a flag
+        await asyncio.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nab"
+
+
+@pytest.mark.parametrize("parts", [[POST], [POST[:30], POST[30:]], [POST[:-2], POST[-2:]], [POST[:-1], POST[-1:]]])
+async def test_a_request_is_offered_whole_if_its_body_came_with_its_head(parts: list[bytes]) -> None:
+    offered: list[WholeRequest | None] = []
+
+    def application(scope: Any, receive: Any, send: Any) -> Awaitable[None]:
+        offered.append(whole_request_of(scope))
+        return app(scope, receive, send)
+
+    async with serving(application) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0.05)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.close()
+    (request,) = offered
+    assert (request is not None) == (b"\r\n\r\n" in parts[-1])
+    assert request is None or request.body == b"ab"
+
+
+async def test_the_end_of_a_connection_is_reported_to_a_request_without_a_task() -> None:
+    gone, tasks = asyncio.Event(), list[str]()
+
+    async def late() -> None:
+        tasks.append("done")
+
+    def application(scope: Any, _receive: Any, _send: Any) -> Awaitable[None]:
+        request = whole_request_of(scope)
+        assert request is not None
+
+        def went() -> None:
+            assert not request.respond(200, [], b"nobody reads this")
+            request.start(late())
+            gone.set()
+
+        request.when_gone = went
+        return ANSWERED_LATER
+
+    async with serving(application) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST)
+        await asyncio.sleep(0.05)
+        writer.close()
+        async with asyncio.timeout(10):
+            await gone.wait()
+    assert tasks == ["done"], "a server that stops waits for the task"
+
+
+async def test_an_application_that_raises_outside_a_task_is_a_server_error() -> None:
+    def application(scope: Any, _receive: Any, _send: Any) -> Awaitable[None]:
+        raise RuntimeError(scope["path"])
+
+    async with serving(application) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 500")
+        writer.close()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -25,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from shared.runtime import whole_request, whole_response
 from shared.runtime.whole_request import ANSWERED_LATER
+from treadle.stack.head_joining import HeadJoiningTransport
 
 MOST_HEAD_BYTES: Final = 1 << 16
 """Bytes of the request line and headers (and of trailers). A longer incomplete head is rejected at the next read."""
@@ -32,42 +32,6 @@ SEPARATORS: Final = 4
 """Bytes of a header line in addition to its name and value."""
 SILENCE_LIMIT_S: Final = 60.0
 """Silence allowed in the middle of a request, and before the first one."""
-
-
-class HeadJoiningTransport:
-    """A connection's transport, as uvicorn uses it. A response's head waits for what is sent with it, for one turn of
-    the event loop at most.
-    """
-
-    __slots__ = ("_head", "_loop", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-
-    def write(self, data: bytes | memoryview) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.writelines((head, data))
-        elif isinstance(data, bytes) and data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n"):
-            self._head = data
-            self._loop.call_soon(self._flush)
-        else:
-            self._transport.write(data)
-
-    def _flush(self) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            with suppress(RuntimeError):  # the connection is closed
-                self._transport.write(head)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 class _RequestParser(httptools.HttpRequestParser):
@@ -79,8 +43,10 @@ class _RequestParser(httptools.HttpRequestParser):
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn passes bytes
-        if (behind := self.feed(data)) is not None:
-            self._connection.ignore_upgrade(behind)
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._connection.ignore_upgrade(memoryview(data)[upgrade.args[0] :])
 
     def feed(self, data: bytes | memoryview) -> memoryview | None:
         """Parse bytes. Return those behind the head of a request to change the protocol, if there is one."""
@@ -103,13 +69,10 @@ class WholeResponse:
         cycle = self._cycle
         if cycle.response_started or cycle.disconnected or not cycle.keep_alive or cycle.flow.write_paused:
             return False
-        parts = [STATUS_LINE[status]]
-        for name, value in (*cycle.default_headers, *headers):
-            parts += (name, b": ", value, b"\r\n")
-        parts.append(b"content-length: %d\r\n\r\n" % len(body))
-        head = b"".join(parts)
-        if head.count(b"\n") != len(cycle.default_headers) + len(headers) + 3 or head.count(b"\r") != head.count(b"\n"):
+        lines = b"".join([b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)])
+        if len(lines.splitlines()) != len(cycle.default_headers) + len(headers):
             return False  # a value with a line break: uvicorn rejects it
+        head = b"%b%bcontent-length: %d\r\n\r\n" % (STATUS_LINE[status], lines, len(body))
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         cycle.transport.write(head + body)
         cycle.response_complete = True
@@ -230,20 +193,23 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         self._head_bytes += len(url)
-        super().on_url(url)
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value) + SEPARATORS
         if self._head_bytes > MOST_HEAD_BYTES:
             self._too_long()
         elif self._in_head:  # uvicorn would add trailers to the headers
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         if self._head_bytes > MOST_HEAD_BYTES:
             self._too_long()
-        if not self._refused and not self._upgrades():
+        if not self._refused and not (self.parser.should_upgrade() and self._upgrades()):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -255,7 +221,7 @@ class BoundedHttp(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and cycle.response_complete:  # answered before the end of its body
             self._answered_at = self.loop.time()
-        if not self._refused and not self._upgrades():
+        if not self._refused and not (self.parser.should_upgrade() and self._upgrades()):
             super().on_message_complete()
             self._start_noted()
 

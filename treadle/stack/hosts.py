@@ -25,7 +25,7 @@ ANY = "*"
 SCHEMES = ("http", "https")
 """Schemes of pages that may call."""
 NAMES_KEPT = 256
-"""Hosts and addresses whose result is cached. Without the cache, parsing addresses took 4 % of an action's cost."""
+"""Hosts and addresses whose results are cached. Without a cache, parsing addresses took 4 % of an action's cost."""
 LONGEST_HOST = 261
 """A DNS name (253), a colon and a port, rounded up. Nothing longer is cached."""
 _encoder = msgspec.json.Encoder()
@@ -39,6 +39,7 @@ class HostCheck:
         self._app = app
         self._allowed = frozenset(name.strip().lower() for name in allowed if name.strip())
         self._setting = setting
+        self._accepts = lru_cache(NAMES_KEPT)(self._accepts_host)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Return the coroutine of the app, or of the refusal: one of its own would cost each request."""
@@ -56,7 +57,16 @@ class HostCheck:
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             return MalformedRequest(what=f"the request has {len(hosts)} Host headers; send one")
         server = scope.get("server")
-        on_loopback = server is not None and _is_loopback(server[0])
+        address: str | None = None if server is None else server[0]
+        if not origins and hosts and len(hosts[0]) <= LONGEST_HOST and self._accepts(hosts[0], address):
+            return None
+        return self._refusal_of(hosts, origins, address)
+
+    def _accepts_host(self, host: bytes, address: str | None) -> bool:
+        return self._refusal_of([host], [], address) is None
+
+    def _refusal_of(self, hosts: list[bytes], origins: list[bytes], address: str | None) -> TreadleError | None:
+        on_loopback = address is not None and _is_loopback(address)
         if ANY in self._allowed or not (on_loopback or self._allowed):
             return None
         host = hosts[0].decode("latin-1").strip().lower() if hosts else "localhost"

@@ -16,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from shared.runtime.whole_request import ANSWERED_LATER, WholeRequest, whole_request_of
 from shared.runtime.whole_response import SendWhole, sender_of
 from treadle.stack import bounded_http
-from treadle.stack.bounded_http import MOST_HEAD_BYTES, BoundedHttp, HeadJoiningTransport, WholeResponse
+from treadle.stack.bounded_http import MOST_HEAD_BYTES, BoundedHttp, WholeResponse
+from treadle.stack.head_joining import HeadJoiningTransport
 
 SendRaw = Callable[..., Awaitable[bytes]]
 

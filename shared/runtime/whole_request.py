@@ -16,8 +16,8 @@ EXTENSION: Final = "treadle.whole_request"
 
 
 class WholeRequest(Protocol):
-    """A request whose application has not begun. The application responds, or starts a task, once, and not before it has
-    returned `ANSWERED_LATER`: requests that wait behind it on the connection would be nested in its call.
+    """A request whose application has not begun. The application responds, or starts a task, once, after it has
+    returned `ANSWERED_LATER`. Otherwise requests behind it on the connection would be handled inside its call.
     """
 
     when_gone: Callable[[], None] | None

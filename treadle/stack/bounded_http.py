@@ -178,10 +178,10 @@ class BoundedHttp(HttpToolsProtocol):
                 self._start(*self.pipeline.pop())
 
     def data_received(self, data: bytes) -> None:
-        continued = self._in_head
+        unfinished = self.headers if self._in_head else None
         self._last_read_at = self.loop.time()
         super().data_received(data)
-        if self._in_head and continued:
+        if self._in_head and self.headers is unfinished:  # else another head began in this read
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > MOST_HEAD_BYTES:
                 self._too_long()

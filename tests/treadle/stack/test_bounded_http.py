@@ -183,6 +183,17 @@ async def test_a_head_has_a_bound_in_any_segmentation(send_raw: SendRaw, total: 
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()) or (answer == b"reset" and status == 431)
 
 
+async def test_only_its_own_head_counts_in_a_read_with_a_body(
+    send_raw: SendRaw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_http, "MOST_HEAD_BYTES", 1000)
+    body = b"a" * 5000
+    first = b"y\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    last = b": z\r\nconnection: close\r\n\r\n"
+    answers = await send_raw(b"POST / HTTP/1.1\r\nhost: ", first + b"GET / HTTP/1.1\r\nhost", last)
+    assert bodies(answers) == [b"200 %d" % len(body), b"200 0"]
+
+
 async def test_many_small_headers_and_trailers_count_alike(send_raw: SendRaw) -> None:
     many = b"a: b\r\n" * (MOST_HEAD_BYTES // 6 + 1)
     assert (await send_raw(b"GET / HTTP/1.1\r\nhost: y\r\n" + many + b"\r\n")).startswith(b"HTTP/1.1 431 ")

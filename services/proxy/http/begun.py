@@ -35,6 +35,10 @@ class BegunCall(Protocol):
         """Return the reply, also before `done`. Raises the errors of the call."""
         ...
 
+    def caller_gone(self) -> None:
+        """Note that nobody will read the reply, before `finish` or during it."""
+        ...
+
 
 Begin = Callable[[Call, bytes], BegunCall | None]
 """Begins a call with this body. None, or an exception: nothing has begun, and the route's handler is needed."""
@@ -55,6 +59,7 @@ class CallWithoutTask:
 
     def _gone(self) -> None:
         if self._timer.cancel():
+            self._begun.caller_gone()
             self._start_task()
 
     def _done(self, _: asyncio.Future[Any]) -> None:
@@ -73,7 +78,7 @@ class CallWithoutTask:
             self._request.start(self._finish(self._call, _returning(reply)))
 
     def _start_task(self) -> None:
-        self._request.when_gone = None
+        self._request.when_gone = self._begun.caller_gone  # the task's own watch begins later
         self._request.start(self._finish(self._call, lambda _: self._begun.finish()))
 
 

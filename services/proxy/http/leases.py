@@ -66,6 +66,10 @@ class BegunAcquire:
         outcome = await self._call.proxy.leases.finish(self._acquire, self._call.gone)
         return _outcome(self._call, self._request, outcome)
 
+    def caller_gone(self) -> None:
+        """See `BegunCall`."""
+        self._call.proxy.leases.give_up(self._acquire)
+
 
 def _asked(body: bytes) -> AcquireRequest:
     request = decoded(_acquire, body)
@@ -142,6 +146,9 @@ class BegunRelease:
         """See `BegunCall`."""
         await self._call.proxy.leases.finish_release(self._name, self._fence, self.done)
         return _released(self._name, self._fence)
+
+    def caller_gone(self) -> None:
+        """The lease is released nevertheless."""
 
 
 async def post_settle(call: Call) -> Reply:

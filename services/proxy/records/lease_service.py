@@ -150,6 +150,10 @@ class LeaseService:
         self._accepted.inc()
         return lease
 
+    def give_up(self, acquire: LeaseUnderWay) -> None:
+        """Note at once that the caller of `begin` has gone. `finish` cancels the lease, also if it is granted later."""
+        _expire(acquire.outcome)
+
     async def finish(self, acquire: LeaseUnderWay, gone: Callable[[], Awaitable[None]]) -> GrantedLease | LeaseNews:
         """Return the outcome of a call that has begun. See `acquire`."""
         submitted = acquire.submitted

@@ -46,7 +46,10 @@ class Waiting:
 
     def __init__(self, done: asyncio.Future[bytes | None]) -> None:
         self.done = done
-        self.finished = 0
+        self.finished = self.gone = 0
+
+    def caller_gone(self) -> None:
+        self.gone += 1
 
     def reply(self) -> Reply | None:
         result = self.done.result()
@@ -146,7 +149,17 @@ async def test_a_call_that_takes_long_or_whose_caller_goes_gets_one_task(
     served.waiting.done.set_result(b"ok")
     await asyncio.wait(served.offered.tasks)
     assert (len(served.offered.tasks), served.waiting.finished, served.status) == (1, 1, 201)
-    assert (served.offered.responses, served.held()) == ([], 0)
+    assert (served.offered.responses, served.held(), served.waiting.gone) == ([], 0, int(cause == "gone"))
+
+
+async def test_a_call_with_a_task_hears_at_once_that_its_caller_goes() -> None:
+    served = Served()
+    served.waiting.done.set_result(None)
+    await asyncio.sleep(0)
+    assert served.offered.when_gone is not None
+    served.offered.when_gone()
+    assert (len(served.offered.tasks), served.waiting.gone) == (1, 1)
+    await asyncio.wait(served.offered.tasks)
 
 
 def _invalid(_call: Call, _body: bytes) -> begun.BegunCall | None:

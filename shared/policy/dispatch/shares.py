@@ -40,7 +40,9 @@ def update_shares(cluster: ClusterState, pool: Pool, now: float, *, blocked: boo
     outside = max(pool.outside.peak, pool.outside.units + startable[1])
     bound = _bound_units(cluster, pool, now)
     of_head = None if action is None else fewest_units(cluster, pool, pool, action)
-    late = action is not None and now - action.queued_s >= LONGEST_TURN * cluster.swap_wait_s
+    late = False
+    if action is not None and action.work.service:
+        late = now - action.queued_s >= LONGEST_TURN * cluster.swap_wait_s
     sort = () if action is None else (action.work.kind, action.work.service, of_head, late)
     inputs = (pool.target, pool.chunk, outside, least, tuple(bound.items()), *sort)
     if inputs == pool.settled:

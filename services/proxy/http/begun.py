@@ -36,7 +36,7 @@ class BegunCall(Protocol):
         ...
 
     def caller_gone(self) -> None:
-        """Note that nobody will read the reply, before `finish` or during it."""
+        """Note that the caller has gone, before `finish` or during it."""
         ...
 
 

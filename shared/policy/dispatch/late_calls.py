@@ -5,8 +5,8 @@
   alone, a backlog for one node kept a call for another node waiting for as long as the backlog lasted, because later
   calls joined the engine there;
 - the first call of a tenant gets a turn, if later calls of this tenant were granted behind heads of others for
-  `LONGEST_TURN`, and for `SLOWDOWN` times its expected duration. Otherwise these later calls, on engines that nobody
-  else can use now, could use the share of the tenant for ever.
+  `LONGEST_TURN`, and for `SLOWDOWN` times its expected duration. They are charged to the tenant. Otherwise it would
+  have no turn while they use its share.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared.policy.resources.pools import Lane, Pool
 MOST_SERVICES: Final = 4
 """Most services of a lane whose calls reserve chunks: each is compared with each call that could start."""
 SLOWDOWN: Final = 4.0
-"""Turns of a tenant that is granted its share by other calls take a fifth of an engine's time from others at most."""
+"""If calls take as long as expected, these turns use a fifth of an engine's time at most."""
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ class RefusedWork:
     _unplaced: set[object] = field(default_factory=set)
     """Those without a place."""
     _shortest_s: dict[tuple[str, str, int], float] = field(default_factory=dict)
-    """Shape of calls without a place -> shortest expected duration of one. Longer ones have none either."""
+    """Shape of calls without a place -> shortest expected duration of one. Longer ones are passed over."""
     _lacking: set[object] = field(default_factory=set)
     """Those that lack a quota."""
     _held_back: set[tuple[object, tuple[str, str, str]]] = field(default_factory=set)

@@ -470,7 +470,7 @@ async def test_the_end_of_a_connection_is_reported_to_a_request_without_a_task()
         assert request is not None
 
         def went() -> None:
-            assert not request.respond(200, [], b"nobody reads this")
+            assert not request.respond(200, [], b"unsent")
             request.start(late())
             gone.set()
 

@@ -80,7 +80,9 @@ def engines(model: str = "") -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if str(ENGINE) in line and line[line.index("--model") + 1] in ((model,) if model else SERVICES):
+        if line[1:2] != [str(ENGINE)]:
+            continue  # a hook of a released GPU has the script's path as an argument
+        if line[line.index("--model") + 1] in ((model,) if model else SERVICES):
             found.append(process)
     return found
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
-from shared.policy.model.chunks import Chunk
+from shared.policy.model.chunks import Chunk, aligned
 from shared.policy.resources.engine_records import EngineRecords
 from shared.policy.resources.model_residency import ROUNDING_GB, ModelResidency
 
@@ -96,15 +97,29 @@ class BusyChunk:
         self.longest_s = max(self.longest_s, lasts_s)
 
 
-def free_level(chunk: Chunk, free: int, capacity: int, largest: int) -> int:
-    """Return the size of the free block around a chunk of a node, at most the largest degree. `free`: GPUs, as bits."""
-    size = chunk.size
-    while size < largest:
-        first = chunk.first - chunk.first % (2 * size)
-        if first + 2 * size > capacity or Chunk(first, 2 * size).mask & ~free:
-            break
-        size *= 2
-    return size
+@lru_cache(maxsize=4096)
+def free_levels(free: int, capacity: int, size: int, largest: int) -> tuple[tuple[int, Chunk], ...]:
+    """Return the free chunks of one size on a node, each after the size of the free block around it: at most the
+    largest degree. O(GPUs) for what was not asked before.
+
+    Args:
+        free: GPUs that may be granted, as bits.
+        capacity: GPUs of the node.
+        size: GPUs of a chunk.
+        largest: largest degree.
+    """
+    found = []
+    for chunk in aligned(capacity, size):
+        if chunk.mask & ~free:
+            continue
+        level = size
+        while level < largest:
+            first = chunk.first - chunk.first % (2 * level)
+            if first + 2 * level > capacity or Chunk(first, 2 * level).mask & ~free:
+                break
+            level *= 2
+        found.append((level, chunk))
+    return tuple(found)
 
 
 def best_free(free: Iterable[FreeChunk], models: ModelResidency, service: str, size: int) -> ChunkChoice | None:

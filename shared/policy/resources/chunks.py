@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served, aligned
-from shared.policy.resources.chunk_choice import BusyChunk, ChunkCache, ChunkChoice, FreeChunk, best_free, free_level
+from shared.policy.resources.chunk_choice import BusyChunk, ChunkCache, ChunkChoice, FreeChunk, best_free, free_levels
 from shared.policy.resources.chunk_records import records_of
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
 from shared.policy.resources.engine_records import EngineRecords, Floats, service_row
@@ -167,14 +167,10 @@ class Chunks:
     def _free_chunks(self, units: int) -> list[FreeChunk]:
         found = self.cache.free.get(units)
         if found is None:
-            free, models = ~(self._mask | self._away), self.models
-            gpus, largest = self.capacity, self._largest
+            free, models = ~(self._mask | self._away) & ((1 << self.capacity) - 1), self.models
             found = self.cache.free[units] = sorted(
-                FreeChunk(
-                    free_level(chunk, free, gpus, largest), models.last_used_s(chunk), chunk, models.free_gb(chunk)
-                )
-                for chunk in aligned(gpus, units)
-                if not chunk.mask & ~free
+                FreeChunk(level, models.last_used_s(chunk), chunk, models.free_gb(chunk))
+                for level, chunk in free_levels(free, self.capacity, units, self._largest)
             )
         return found
 

@@ -75,6 +75,8 @@ class ModelResidency:
     """Memory of each GPU that no resident engine takes. A report computes it anew, so rounding errors do not add up."""
     _restoring: set[tuple[Chunk, str]] = field(default_factory=set)
     """Engines for whose restore an action was granted, and of whose actions none was reported to execute yet."""
+    _left: dict[tuple[Chunk, str], tuple[tuple[Chunk, str], ...]] = field(default_factory=dict)
+    """(Chunk, service) -> engines that would leave, until the next change: a decision asks several times."""
     used_s: list[float] = field(init=False)
     """By GPU, time of its last grant; minus infinity: none."""
 
@@ -89,6 +91,7 @@ class ModelResidency:
         self.device_gb, before = tuple(map(measured, device_gb)), self._held
         resident = [(chunk, name) for name, one in self.served.items() for chunk in sorted(one.resident)]
         self._held, self._on, self._free_gb, self.table = {}, {}, list(self.device_gb), EngineTable()
+        self._left.clear()
         for chunk, name in [*resident, *busy]:
             self._hold(chunk, name, before.get(name, {}).get(chunk, Held()))
         self._restoring = {(chunk, name) for chunk, name in self._restoring if self.holds(chunk, name)}
@@ -118,7 +121,7 @@ class ModelResidency:
         if not service:
             return Implied(chunk, service, None, (), used_s)
         here = self._held.get(service, {}).get(chunk)
-        leaving = [] if here is not None else self._leaving(chunk, service)
+        leaving = () if here is not None else self._leaving(chunk, service)
         left = tuple((other, name, self._held[name][other]) for other, name in leaving)
         for other, name in leaving:
             self._drop(other, name)
@@ -199,12 +202,19 @@ class ModelResidency:
             if here and math.fsum((needed_gb, *here.values())) > self._memory_gb(gpu) + ROUNDING_GB:
                 yield from here
 
-    def _leaving(self, chunk: Chunk, service: str) -> list[tuple[Chunk, str]]:
+    def _leaving(self, chunk: Chunk, service: str) -> tuple[tuple[Chunk, str], ...]:
         """Engines that leave: those that were used most recently stay, as far as memory suffices."""
+        known = self._left.get((chunk, service))
+        if known is None:
+            known = self._left[chunk, service] = tuple(self._choose_leaving(chunk, service))
+        return known
+
+    def _choose_leaving(self, chunk: Chunk, service: str) -> list[tuple[Chunk, str]]:
         first, size = chunk
         beside: dict[tuple[Chunk, str], float] = {}
         for gpu in range(first, first + size):
-            beside |= self._on.get(gpu, {})
+            if here := self._on.get(gpu):
+                beside |= here
         if not beside:
             return []
         needed_gb = self._gb(service, chunk) - ROUNDING_GB
@@ -219,6 +229,7 @@ class ModelResidency:
         return leave
 
     def _hold(self, chunk: Chunk, service: str, times: Held) -> None:
+        self._left.clear()
         held = self._held.setdefault(service, {})
         if chunk in held:
             self.table.set_times(service, chunk, times.since_s, times.used_s)
@@ -232,6 +243,7 @@ class ModelResidency:
         held[chunk] = times
 
     def _drop(self, chunk: Chunk, service: str) -> None:
+        self._left.clear()
         held = self._held[service]
         del held[chunk]
         self._restoring.discard((chunk, service))

@@ -70,8 +70,7 @@ class Activations:
         config = self._state.config
         overdue, found = one.oldest if one.overdue(now, config.max_wait_s) else None, None
         for other in others:
-            oldest = other.oldest
-            if oldest is None or not other.overdue(now, config.max_wait_s):
+            if not other.overdue(now, config.max_wait_s) or (oldest := other.oldest) is None:
                 continue
             if overdue is None or oldest.order < overdue.order:
                 overdue, found = oldest, other
@@ -151,9 +150,9 @@ class Activations:
         that comes the search of `choose_levels`.
         """
         state = self._state
-        more = one.spec.awake_gb - one.device_gb
-        needs = [state.used_gb(gpu) + more - state.memory.device_gb[gpu] for gpu in one.id.chunk.gpus]
-        if all(need <= ROUNDING for need in needs):
+        more, have = one.spec.awake_gb - one.device_gb, state.memory.device_gb
+        needs = [state.used_gb(gpu) + more - have[gpu] for gpu in one.gpus]
+        if max(needs) <= ROUNDING:
             return EvictionPlan(())
         overdue = one.overdue(now, state.config.max_wait_s)
         victims = self._victims(needs, self._awake(one, now, overdue=overdue), one)
@@ -184,8 +183,8 @@ class Activations:
         self, one: EngineInstance, near: Iterable[EngineInstance], now: float, *, overdue: bool
     ) -> list[EngineInstance]:
         near = [other for other in near if other.claim != "cold" and (overdue or other.kept_until_s() <= now)]
-        busy: dict[int, bool] = {}
-        idle = [other for other in near if self._free(other, one, busy)]
+        busy = self._busy_beside(one)
+        idle = [other for other in near if self._free(other, busy)]
         idle.sort(key=lambda other: (other.place != "awake", -other.spec.priority, other.used_s, other.id))
         return idle
 
@@ -201,20 +200,21 @@ class Activations:
     def _candidate(self, other: EngineInstance, one: EngineInstance) -> Candidate:
         return Candidate(other.id, tuple(self._options(other, one)))
 
-    def _free(self, other: EngineInstance, one: EngineInstance, busy: dict[int, bool]) -> bool:
-        """Return whether a step of another instance may begin for this one.
+    def _busy_beside(self, one: EngineInstance) -> int:
+        """Return the GPUs on which others have a step or an activation, as bits. O(instances with something to do)."""
+        busy = 0
+        for other in self._state.agenda.values():
+            if (other.step is not None or other.activation is not None) and other is not one:
+                busy |= other.mask
+        return busy
 
-        `busy`: GPU -> whether a third one has a step or an activation there, so that each GPU is read once.
-        """
+    def _free(self, other: EngineInstance, busy: int) -> bool:
+        """Return whether a step of an instance may begin. `busy`: GPUs on which another one has something under way."""
         if other.running or other.step is not None or other.activation is not None or other.state == "unknown":
             return False
         if other.stuck or other.leaving or other.stop_why:
             return False
-        for gpu in other.id.chunk.gpus:
-            if gpu not in busy:
-                on_gpu = self._state.gpus[gpu].values()
-                busy[gpu] = any((it.step is not None or it.activation is not None) and it is not one for it in on_gpu)
-        return not any(busy[gpu] for gpu in other.id.chunk.gpus)
+        return not other.mask & busy
 
     def _options(self, other: EngineInstance, one: EngineInstance) -> list[LevelOption]:
         times = self._state.times
@@ -234,9 +234,9 @@ class Activations:
     def _sleepers(self, one: EngineInstance) -> list[SleepingEngine]:
         """Sleepers of the node that can be stopped for host memory, in the order in which they are given up."""
         sleepers = [other for other in self._state.sleepers.values() if other.host_gb > 0 and not other.waiting]
-        busy: dict[int, bool] = {}
+        busy = self._busy_beside(one)
         asleep = [other for other in sleepers if other.place not in ("awake", "cold")]
-        found = [other for other in asleep if self._free(other, one, busy)]
+        found = [other for other in asleep if self._free(other, busy)]
         found.sort(key=lambda other: -other.spec.priority)
         return [SleepingEngine(other.id, other.host_gb, self._stop_cost_s(other)) for other in found]
 
@@ -310,5 +310,7 @@ class Activations:
 def _frees(other: EngineInstance, one: EngineInstance, gb: float) -> tuple[float, ...]:
     """Return what an instance frees on each GPU of another one, if it frees so much on each of its own."""
     (first, size), (wanted, count) = other.id.chunk, one.id.chunk
-    before, shared = max(0, first - wanted), min(size, count)  # aligned chunks: one of them has all of the other
-    return (0.0,) * before + (gb,) * shared + (0.0,) * (count - before - shared)
+    if size >= count:  # aligned chunks: one of them has all of the other
+        return (gb,) * count
+    before = first - wanted
+    return (0.0,) * before + (gb,) * size + (0.0,) * (count - before - size)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from operator import sub
 from typing import Final, NamedTuple
 
 from shared.policy.serving.model import InstanceId, Level
@@ -83,7 +84,7 @@ def choose_victims(needs_gb: Sequence[float], frees_gb: Sequence[Sequence[float]
         return None
     chosen = []
     for at in range(len(frees_gb) - 1, -1, -1):
-        without = [have - less for have, less in zip(spare, frees_gb[at], strict=True)]
+        without = list(map(sub, spare, frees_gb[at]))
         if min(without, default=0.0) >= -ROUNDING:
             spare = without
         else:

@@ -108,6 +108,13 @@ class EngineInstance:
     """Begin of the check of its liveness that is under way."""
     suspect: bool = False
     """It may hang, so it admits nobody before it has answered a holder, or a canary after its holders."""
+    gpus: range = field(init=False)
+    """GPUs of its chunk."""
+    mask: int = field(init=False)
+    """The same as bits."""
+
+    def __post_init__(self) -> None:
+        self.gpus, self.mask = self.id.chunk.gpus, self.id.chunk.mask
 
     @property
     def device_gb(self) -> float:
@@ -136,12 +143,11 @@ class EngineInstance:
     @property
     def oldest(self) -> WaitingHolder | None:
         """Its first waiting holder."""
-        return next(iter(self.waiting.values()), None)
+        return next(iter(self.waiting.values())) if self.waiting else None
 
     def overdue(self, now: float, max_wait_s: float) -> bool:
         """Return whether a holder has waited for `max_wait_s`."""
-        oldest = self.oldest
-        return oldest is not None and now >= oldest.arrived_s + max_wait_s
+        return bool(self.waiting) and now >= next(iter(self.waiting.values())).arrived_s + max_wait_s
 
     def note_end(self, ended: HolderEnded, most_failed: int, now: float) -> None:
         """Note that an admitted holder, which was removed, has ended."""

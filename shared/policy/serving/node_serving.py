@@ -113,6 +113,8 @@ class NodeServing:
 
     def _expire(self, now: float) -> None:
         """Handle all times that have come."""
+        if self._state.timers.first_s() > now:
+            return
         while (key := self._state.timers.pop_due(now)) is not None:
             if isinstance(key, str):
                 self._queue.expire(key, now)
@@ -166,7 +168,7 @@ class NodeServing:
         state, gpu = self._state, marked.gpu
         if not 0 <= gpu < len(state.gpus):
             return
-        state.changed.add(gpu)
+        state.changed |= 1 << gpu
         if marked.good:
             state.bad.pop(gpu, None)
             for one in state.instances.values():  # the probes of quarantined ones wait for it

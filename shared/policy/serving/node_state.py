@@ -43,9 +43,9 @@ class NodeState:
     """Waiting holders."""
     arrivals: int = 0
     timers: Timers = field(default_factory=Timers)
-    changed: set[int] = field(default_factory=set)
-    """GPUs of instances that changed since the last turns."""
-    agenda: set[InstanceId] = field(default_factory=set)
+    changed: int = 0
+    """GPUs of instances that changed since the last turns, as bits."""
+    agenda: dict[InstanceId, EngineInstance] = field(default_factory=dict)
     """Instances that have changed since then, and those that have something to do."""
     commands: list[Command] = field(default_factory=list)
 
@@ -71,38 +71,42 @@ class NodeState:
 
     def touch(self, one: EngineInstance) -> None:
         """Note that an instance has changed."""
-        self.agenda.add(one.id)
+        name = one.id
+        self.agenda[name] = one
+        self.changed |= one.mask
         self.resting.remove(one)
-        self.moving[one.id] = one
-        for gpu in one.id.chunk.gpus:
-            self.gpus[gpu][one.id] = one
-            self.changed.add(gpu)
+        if name not in self.moving:
+            self.moving[name] = one
+            for gpu in one.gpus:
+                self.gpus[gpu][name] = one
 
     def put_aside(self, one: EngineInstance) -> None:
         """Remove an instance from its GPUs if it does not matter to others, and let it rest if it has nothing to do.
         Without an engine and its service it is forgotten.
         """
         if one.dormant:
-            self.agenda.discard(one.id)
+            self.agenda.pop(one.id, None)
         active = one.active
         if active and not one.resting:
             return
-        self.moving.pop(one.id, None)
-        for gpu in one.id.chunk.gpus:
-            self.gpus[gpu].pop(one.id, None)
+        if self.moving.pop(one.id, None) is not None:
+            for gpu in one.gpus:
+                del self.gpus[gpu][one.id]
         if active:
             self.resting.add(one)
         elif one.id.service not in self.services:
             self.instances.pop(one.id, None)
-            self.agenda.discard(one.id)
+            self.agenda.pop(one.id, None)
             self.timers.set(one.id, inf)
             self.times.forget(one.id.service)
 
     def overlapping(self, one: EngineInstance) -> list[EngineInstance]:
         """Other active instances that share a GPU and are not at rest. O(those)."""
-        found = {name: other for gpu in one.id.chunk.gpus for name, other in self.gpus[gpu].items()}
-        found.pop(one.id, None)
-        return list(found.values())
+        first, *more = one.gpus
+        found = [other for other in self.gpus[first].values() if other is not one]
+        for gpu in more:  # of aligned chunks, those that begin before this GPU are on the first one
+            found += [other for other in self.gpus[gpu].values() if other.gpus[0] == gpu]
+        return found
 
     def active_on(self, gpu: int) -> list[EngineInstance]:
         """All active instances on a GPU. O(those)."""
@@ -110,7 +114,7 @@ class NodeState:
 
     def used_gb(self, gpu: int) -> float:
         """Device memory that may be used on a GPU. O(instances on it that are not at rest)."""
-        return self.resting.device_gb(gpu) + sum(one.device_gb for one in self.gpus[gpu].values())
+        return self.resting.device_gb(gpu) + sum([one.device_gb for one in self.gpus[gpu].values()])
 
     def host_free_gb(self) -> float:
         """Host memory that no sleeper may use. O(instances that are not at rest)."""
@@ -118,6 +122,8 @@ class NodeState:
 
     def bad_reason(self, name: InstanceId) -> str:
         """Reason for which a GPU of an instance is bad; empty if all are good."""
+        if not self.bad:
+            return ""
         return next((f"GPU {gpu} is bad: {self.bad[gpu]}" for gpu in name.chunk.gpus if gpu in self.bad), "")
 
     def has_chunk(self, name: InstanceId) -> bool:

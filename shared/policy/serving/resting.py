@@ -45,7 +45,7 @@ class RestingEngines:
         joins = chunk.size > 1 and one.claim != "cold"
         self._counted[one.id] = device_gb, host_gb, joins
         self.host_gb += host_gb
-        for gpu in chunk.gpus:
+        for gpu in one.gpus:
             self.gpus[gpu][one.id] = one
             self._device_gb[gpu] += device_gb
         if joins:
@@ -58,7 +58,7 @@ class RestingEngines:
             return
         chunk = one.id.chunk
         self.host_gb = self.host_gb - counted[1] if self._counted else 0.0  # no rounding error outlives them
-        for gpu in chunk.gpus:
+        for gpu in one.gpus:
             del self.gpus[gpu][one.id]
             self._device_gb[gpu] = self._device_gb[gpu] - counted[0] if self.gpus[gpu] else 0.0
         if counted[2]:
@@ -74,7 +74,7 @@ class RestingEngines:
 
     def overlapping(self, one: EngineInstance) -> dict[InstanceId, EngineInstance]:
         """Engines at rest that share a GPU with an instance. O(engines at rest on its GPUs)."""
-        return {name: other for gpu in one.id.chunk.gpus for name, other in self.gpus[gpu].items()}
+        return {name: other for gpu in one.gpus for name, other in self.gpus[gpu].items()}
 
     def _count(self, chunk: Chunk, change: int) -> None:
         """Count an engine on a chunk of several GPUs."""

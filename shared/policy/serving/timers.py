@@ -30,7 +30,8 @@ class Timers:
     def set(self, key: Key, at_s: float) -> None:
         """Set or change the time of a key; infinity removes it."""
         if at_s == inf:
-            self._times.pop(key, None)
+            if self._times.pop(key, None) is None:
+                return
         elif self._times.get(key) != at_s:
             self._times[key] = at_s
             self._serial += 1

@@ -44,19 +44,20 @@ class Turns:
 
     def settle(self, now: float) -> None:
         """Do all that is possible after a change. O(A x W): A instances on the GPUs concerned that are not at rest, W
-        of which wait or drain. Those that are not on the agenda cost one look. The GPUs concerned are the changed ones,
-        and all GPUs of engines on these.
+        of which wait or drain. Those with something to do on other GPUs cost one look. The GPUs concerned are the
+        changed ones, and all GPUs of engines on these.
         """
         state = self._state
         seen: dict[InstanceId, EngineInstance] = {}
         while state.changed:
             active = self._concerned()
             seen |= active
-            state.changed.clear()
+            state.changed = 0
             for one in active.values():
                 self._stop(one, now)
             wanted = [one for one in active.values() if one.waiting or one.probing or one.activation is not None]
-            for one in sorted(wanted, key=lambda one: self._turn(one, now)):
+            order = sorted(wanted, key=lambda one: self._turn(one, now)) if len(wanted) > 1 else wanted
+            for one in order:
                 self._activations.advance(one, now)
             for one in wanted:
                 self._cancellations.make_way(one, now)
@@ -87,24 +88,16 @@ class Turns:
     def _concerned(self) -> dict[InstanceId, EngineInstance]:
         """Return the instances on the GPUs concerned that have changed or have something to do."""
         state = self._state
-        mask, everything = 0, (1 << len(state.gpus)) - 1
-        for gpu in state.changed:
-            mask |= 1 << gpu | state.resting.joined(gpu)
+        mask, everything = state.changed, (1 << len(state.gpus)) - 1
+        for gpu, here in enumerate(state.gpus):
             if mask == everything:
                 break
-            for one in state.gpus[gpu].values():
-                if one.id.chunk.size > 1 and (
-                    one.claim != "cold" or one.step is not None or one.activation is not None
-                ):
-                    mask |= one.id.chunk.mask
-        agenda = state.agenda
-        return {
-            name: one
-            for gpu, here in enumerate(state.gpus)
-            if mask >> gpu & 1
-            for name, one in here.items()
-            if name in agenda
-        }
+            if state.changed >> gpu & 1:
+                mask |= state.resting.joined(gpu)
+                for one in here.values():
+                    if one.claim != "cold" or one.step is not None or one.activation is not None:
+                        mask |= one.mask
+        return {name: one for name, one in state.agenda.items() if one.mask & mask and name in state.moving}
 
     def _turn(self, one: EngineInstance, now: float) -> tuple[int, int]:
         oldest = one.oldest
@@ -177,8 +170,13 @@ class Turns:
     def _next_s(self, one: EngineInstance, now: float) -> float:
         """Time at which an instance needs a turn without a stimulus; infinity: never."""
         state = self._state
-        at_s = min(self._drained_by_s(one), check_due_s(one, state.config), self._cancellations.next_s(one, now))
-        at_s = min(at_s, self._yields.next_s(one))
+        at_s = self._drained_by_s(one)
+        if one.step is not None:
+            at_s = min(at_s, self._yields.next_s(one))
+        elif one.running:
+            at_s = min(at_s, check_due_s(one, state.config))
+        elif one.waiting:
+            at_s = min(at_s, self._cancellations.next_s(one, now))
         if one.state == "unknown" and one.step is None:
             at_s = min(at_s, one.found_by_s)
         if self._probes(one):

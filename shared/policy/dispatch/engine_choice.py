@@ -73,7 +73,8 @@ class LanePlan:
         rows = self._rows.get(service)
         if rows is None:
             found = [node.resources[action.resource].service_row(service) for node in self.nodes]
-            rows = self._rows[service] = np.array(found).reshape(len(found), len(SIZES), ROW_COLUMNS)
+            flat = np.concatenate(found) if found else np.empty(0)  # of rows: np.array is slower
+            rows = self._rows[service] = flat.reshape(len(found), len(SIZES), ROW_COLUMNS)
         kind = action.work.kind
         accepted = [node.accepts(name, kind) and (not others or node.has_free(others)) for node in self.nodes]
         pool = cluster.queues.pool(action.work.pool)

@@ -150,14 +150,14 @@ class Activations:
         that comes the search of `choose_levels`.
         """
         state = self._state
-        more, have = one.spec.awake_gb - one.device_gb, state.memory.device_gb
-        needs = [state.used_gb(gpu) + more - have[gpu] for gpu in one.gpus]
+        others = state.overlapping(one)
+        needs = self._needs(one, others)
         if max(needs) <= ROUNDING:
             return EvictionPlan(())
         overdue = one.overdue(now, state.config.max_wait_s)
-        victims = self._victims(needs, self._awake(one, now, overdue=overdue), one)
+        victims = self._victims(needs, self._awake(one, others, now, overdue=overdue), one)
         if victims is None:  # sleepers are given up last, so all of them are spared if the others are enough
-            victims = self._victims(needs, self._idle(one, now, overdue=overdue), one)
+            victims = self._victims(needs, self._idle(one, others, now, overdue=overdue), one)
         if victims is None:
             return None
         plan = choose_levels(needs, victims, inf)
@@ -167,26 +167,39 @@ class Activations:
             plan = choose_levels(needs, victims, free_gb, sleepers)
         return plan
 
-    def _awake(self, one: EngineInstance, now: float, *, overdue: bool) -> list[EngineInstance]:
-        """Idle instances on the GPUs that are awake, in the order in which they are given up: by priority and LRU."""
-        awake = (other for other in self._state.overlapping(one) if other.place == "awake")
-        return self._given_up(one, awake, now, overdue=overdue)
+    def _needs(self, one: EngineInstance, others: Iterable[EngineInstance]) -> list[float]:
+        """Memory that an awake instance lacks, by GPU. `others`: those that overlap."""
+        resting, have, gpus = self._state.resting, self._state.memory.device_gb, one.gpus
+        needs = [one.spec.awake_gb + resting.device_gb(gpu) - have[gpu] for gpu in gpus]
+        for other in others:
+            gb = other.device_gb
+            for gpu in other.gpus:
+                if gpu in gpus:
+                    needs[gpu - gpus[0]] += gb
+        return needs
 
-    def _idle(self, one: EngineInstance, now: float, *, overdue: bool) -> list[EngineInstance]:
+    def _awake(
+        self, one: EngineInstance, others: Iterable[EngineInstance], now: float, *, overdue: bool
+    ) -> list[EngineInstance]:
+        """Idle instances on the GPUs that are awake, in the order in which they are given up: by priority and LRU."""
+        return self._given_up(one, [other for other in others if other.place == "awake"], now, overdue=overdue)
+
+    def _idle(
+        self, one: EngineInstance, others: Iterable[EngineInstance], now: float, *, overdue: bool
+    ) -> list[EngineInstance]:
         """Idle instances on the GPUs in the order in which they are given up: awake ones, and then sleepers, which free
         little and whose load costs much. O(sleepers on the GPUs) too.
         """
         resting = self._state.resting.overlapping(one).values()
-        return self._given_up(one, [*self._state.overlapping(one), *resting], now, overdue=overdue)
+        return self._given_up(one, [*others, *resting], now, overdue=overdue)
 
     def _given_up(
         self, one: EngineInstance, near: Iterable[EngineInstance], now: float, *, overdue: bool
     ) -> list[EngineInstance]:
         near = [other for other in near if other.claim != "cold" and (overdue or other.kept_until_s() <= now)]
         busy = self._busy_beside(one)
-        idle = [other for other in near if self._free(other, busy)]
-        idle.sort(key=lambda other: (other.place != "awake", -other.spec.priority, other.used_s, other.id))
-        return idle
+        idle = (other for other in near if self._free(other, busy))
+        return sorted(idle, key=lambda other: (other.place != "awake", -other.spec.priority, other.used_s, other.id))
 
     def _victims(
         self, needs: Sequence[float], idle: Sequence[EngineInstance], one: EngineInstance
@@ -291,7 +304,8 @@ class Activations:
         """Evict the next LRU instance and try again, once; minimum residency does not matter then."""
         if one.leaving or one.activation is None:
             return
-        idle = self._awake(one, now, overdue=True) or self._idle(one, now, overdue=True)
+        others = self._state.overlapping(one)
+        idle = self._awake(one, others, now, overdue=True) or self._idle(one, others, now, overdue=True)
         candidates = [self._candidate(other, one) for other in idle[:1]]
         what = f"its {stepped.step} ran out of memory: {stepped.reason}"
         if one.activation.oom or not candidates or not one.waiting:

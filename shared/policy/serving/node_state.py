@@ -112,10 +112,6 @@ class NodeState:
         """All active instances on a GPU. O(those)."""
         return [*self.gpus[gpu].values(), *self.resting.gpus[gpu].values()]
 
-    def used_gb(self, gpu: int) -> float:
-        """Device memory that may be used on a GPU. O(instances on it that are not at rest)."""
-        return self.resting.device_gb(gpu) + sum([one.device_gb for one in self.gpus[gpu].values()])
-
     def host_free_gb(self) -> float:
         """Host memory that no sleeper may use. O(instances that are not at rest)."""
         return self.memory.host_gb - self.resting.host_gb - sum(one.host_gb for one in self.moving.values())

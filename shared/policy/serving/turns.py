@@ -184,7 +184,7 @@ class Turns:
         oldest = one.oldest
         if oldest is not None and not one.overdue(now, state.config.max_wait_s):
             at_s = min(at_s, oldest.arrived_s + state.config.max_wait_s)
-            if not one.ready:
-                ends_s = (other.kept_until_s() for other in state.overlapping(one))
-                at_s = min(at_s, min((end_s for end_s in ends_s if end_s > now), default=inf))
+            if one.activation is None and not one.ready:
+                ends_s = [other.kept_until_s() for other in state.overlapping(one)]
+                at_s = min(at_s, min([end_s for end_s in ends_s if end_s > now], default=inf))
         return at_s

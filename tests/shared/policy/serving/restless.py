@@ -41,7 +41,8 @@ def check_resting(serving: NodeServing) -> None:
         here = [one for one in active if gpu in one.id.chunk.gpus]
         assert state.resting.gpus[gpu].keys() == {one.id for one in here} & resting
         assert state.gpus[gpu].keys() == {one.id for one in here} - resting
-        assert isclose(state.used_gb(gpu), sum(one.device_gb for one in here), abs_tol=1e-9)
+        used_gb = state.resting.device_gb(gpu) + sum(one.device_gb for one in state.gpus[gpu].values())
+        assert isclose(used_gb, sum(one.device_gb for one in here), abs_tol=1e-9)
         joined = {at for one in here if one.id in resting and one.claim != "cold" and one.id.chunk.size > 1
                   for at in one.id.chunk.gpus}  # fmt: skip
         assert {at for at in range(len(state.gpus)) if state.resting.joined(gpu) >> at & 1} == joined

@@ -121,3 +121,22 @@ def test_three_services_reserve_behind_a_head() -> None:
     for action in list(queues.queued.values()):
         late.refused(queues.pool("gpus@cpu"), queues.pool("gpus@cpu"), action)
     assert [one.head.work.service for one in blocked] == ["A", "B", "C"]
+
+
+def test_a_new_tenant_is_not_charged_by_its_timeouts_if_the_service_is_known() -> None:
+    """Calls take a second, and their limit is 1,000 s. A tenth of it would be a hundred turns of ada before bob's."""
+    cluster = Cluster(rule=None)
+    cluster.join("a", 1, {"A": ServedModel((1,), 1, 60.0)})
+    unknown = replace(judged("A"), duration_s=None)
+    of_tenant(cluster, "ada", unknown)
+    cluster.now += 1.0
+    cluster.end("r0")
+    of_tenant(cluster, "ada", *[unknown] * 8)
+    of_tenant(cluster, "bob", *[unknown] * 8)
+    ended = list[str]()
+    for _ in range(16):
+        cluster.now += 1.0
+        ended += cluster.running
+        cluster.end(ended[-1])
+    of_bob = {f"r{number}" for number in range(9, 17)}
+    assert [len(of_bob.intersection(ended[:count])) for count in (5, 9, 16)] == [2, 4, 8]

@@ -34,6 +34,27 @@ def test_an_unknown_kind_is_expected_to_take_a_tenth_of_its_timeout_until_one_ha
     assert durations.expect_at_most(one) > durations.expect(one)
 
 
+def test_calls_of_an_unseen_task_are_expected_to_take_as_long_as_others_of_their_model_service() -> None:
+    durations, judge = StageDurations(), replace(work(timeout_s=600.0), service="judge")
+    seen = ActionState(replace(request("r", judge), tenant="a", task="seen"))
+    unseen = ActionState(replace(request("r", judge), tenant="b", task="unseen"))
+    durations.learn(seen, 2.0)
+    assert durations.expect(unseen) == 2.0
+    durations.learn(unseen, 5.0)
+    assert (durations.expect(seen), durations.expect(unseen)) == (2.0, 5.0), "each has its own history then"
+    other = ActionState(replace(request("r", replace(judge, service="other")), tenant="b", task="unseen"))
+    assert durations.expect(other) == 60.0, "another service"
+    assert durations.expect(ActionState(request("r", replace(judge, timeout_s=1.0)))) == 1.0, (
+        "never more than the limit"
+    )
+
+
+def test_programs_of_an_unseen_task_do_not_count_as_long_as_those_of_others() -> None:
+    durations = StageDurations()
+    durations.learn(ActionState(replace(request("r", work(timeout_s=600.0)), task="seen")), 2.0)
+    assert durations.expect(ActionState(replace(request("r", work(timeout_s=600.0)), task="unseen"))) == 60.0
+
+
 def test_executions_on_more_units_are_learned_as_seconds_on_one() -> None:
     durations, one = StageDurations(), action_of(LINEAR)
     one.units = {"cores": 4}

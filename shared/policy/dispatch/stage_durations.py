@@ -35,26 +35,26 @@ class StageDurations:
     def expect(self, action: ActionState, units: int | None = None) -> float:
         """Expected seconds on this many units of its pool's resource; None: on the fewest.
 
-        The declared duration, else the learned duration of its kind.
+        The declared duration, else the learned one of its tenant, task and kind, else that of its model service.
         """
         work = action.work
         if work.elasticity is None or not action.scales:
             if work.duration_s is not None:
                 return min(work.timeout_s, work.duration_s)
-            return self._learned(action)
-        single_s = self.single(action)
+            return self.learned.expect(self._key(action), work.timeout_s)
+        single_s = self.learned.single(self._key(action)) if work.duration_s is None else work.duration_s
         if single_s is None:
-            return self._learned(action)
+            return self.learned.expect(action.duration_key, work.timeout_s)
         return min(work.timeout_s, work.elasticity.duration(single_s, action.pool_units if units is None else units))
 
     def expect_at_most(self, action: ActionState) -> float:
-        """Seconds that are rarely exceeded on the fewest units: the expected duration plus the spread of its kind. For
-        a parked action, the expected time until it is parked again or ends.
+        """Seconds that are rarely exceeded on the fewest units: the expected duration plus the spread of what it was
+        learned from. For a parked action, the expected time until it is parked again or ends.
         """
         if action.parked:
             return action.between_parks_s
         expected_s, work = self.expect(action), action.work
-        spread_s = self.learned.spread(action.duration_key) if work.duration_s is None else None
+        spread_s = self.learned.spread(self._key(action)) if work.duration_s is None else None
         if spread_s is None:
             return expected_s
         if action.scales and work.elasticity is not None:  # the learned spread is that on one unit
@@ -62,7 +62,7 @@ class StageDurations:
         return min(work.timeout_s, expected_s + spread_s)
 
     def single(self, action: ActionState) -> float | None:
-        """Seconds on one unit; None if unknown."""
+        """Seconds on one unit, declared or learned of its tenant, task and kind; None if unknown."""
         if action.work.duration_s is not None:
             return action.work.duration_s
         return self.learned.single(action.duration_key)
@@ -90,12 +90,10 @@ class StageDurations:
         if action.work.service:
             self.learned.learn(_of_service(action), seconds)
 
-    def _learned(self, action: ActionState) -> float:
-        """Expected seconds from history: that of its tenant and task, else that of its model service."""
+    def _key(self, action: ActionState) -> Key:
+        """Return the key of the history that counts: of its tenant and task, else of its model service."""
         key = action.duration_key
-        if action.work.service and self.learned.single(key) is None:
-            key = _of_service(action)
-        return self.learned.expect(key, action.work.timeout_s)
+        return _of_service(action) if action.work.service and self.learned.single(key) is None else key
 
     def _scaled_declared(self, action: ActionState, single_s: float) -> Scalable:
         work = action.work
@@ -110,7 +108,11 @@ class StageDurations:
     def _scaled(self, action: ActionState, single_s: float) -> Scalable:
         known, shape, timeout_s = action.scalable, self._shape(action), action.work.timeout_s
         first_s = single_s * float(shape.durations_s[0])
-        if known is None or abs(float(known.durations_s[0]) - min(first_s, timeout_s)) > _CHANGE * first_s:
+        if (
+            known is None
+            or known.amounts != shape.amounts
+            or abs(float(known.durations_s[0]) - min(first_s, timeout_s)) > _CHANGE * first_s
+        ):
             known = action.scalable = shape.times(single_s, timeout_s)
         return known
 

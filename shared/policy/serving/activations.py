@@ -146,8 +146,8 @@ class Activations:
     def _plan(self, one: EngineInstance, now: float) -> EvictionPlan | None:
         """Evictions after which the memory is enough; None if those that are possible now are not.
 
-        If awake ones are not enough, also O(sleepers on the GPUs); if host memory lacks, O(sleepers of the node). To
-        that comes the search of `choose_levels`.
+        Also O(instances of the node with something to do); if awake ones are not enough, O(sleepers on the GPUs); if
+        host memory lacks, O(sleepers of the node). To that comes the search of `choose_levels`.
         """
         state = self._state
         others = state.overlapping(one)

@@ -104,7 +104,7 @@ class NodeState:
         """Other active instances that share a GPU and are not at rest. O(those)."""
         first, *more = one.gpus
         found = [other for other in self.gpus[first].values() if other is not one]
-        for gpu in more:  # of aligned chunks, those that begin before this GPU are on the first one
+        for gpu in more:  # each is found on the GPU where it begins, or on the first one if it begins before that
             found += [other for other in self.gpus[gpu].values() if other.gpus[0] == gpu]
         return found
 

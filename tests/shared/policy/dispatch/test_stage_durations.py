@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.stage_durations import StageDurations
+from shared.policy.elastic.scheduling import Scalable
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Work
 from tests.shared.policy.strategies import request, work
@@ -47,6 +49,27 @@ def test_calls_of_an_unseen_task_are_expected_to_take_as_long_as_others_of_their
     assert durations.expect(ActionState(request("r", replace(judge, timeout_s=1.0)))) == 1.0, (
         "never more than the limit"
     )
+
+
+def test_elastic_calls_of_an_unseen_task_are_expected_by_their_units_and_with_the_spread_of_the_service() -> None:
+    durations, judge = StageDurations(), replace(LINEAR, service="judge", units={"cores": 2}, amounts=(2, 4))
+    seen = ActionState(replace(request("r", judge), task="seen"))
+    seen.units = {"cores": 2}
+    durations.learn(seen, 10.0)
+    durations.learn(seen, 20.0)
+    unseen = ActionState(replace(request("r", judge), task="unseen"))
+    assert [durations.expect(unseen, units) for units in (2, 4)] == [durations.expect(seen, units) for units in (2, 4)]
+    assert durations.expect(unseen, 2) == pytest.approx(11.0)
+    assert durations.expect_at_most(unseen) == durations.expect_at_most(seen) > durations.expect(unseen)
+    assert (durations.single(unseen), durations.scalable(unseen)) == (None, None), "it is not planned"
+
+
+def test_an_estimate_for_one_amount_is_not_kept_for_all() -> None:
+    durations, one = StageDurations(), action_of(LINEAR)
+    one.scalable = Scalable((1,), np.array([20.0]))
+    durations.learn(one, 20.0)
+    assert durations.scalable(one) is not None
+    assert one.scalable.amounts == (1, 2, 4)
 
 
 def test_programs_of_an_unseen_task_do_not_count_as_long_as_those_of_others() -> None:

@@ -27,8 +27,9 @@ Laws. Each one is held by the model checker (all interleavings of small cases) a
   11. A load or restore is cancelled while others wait for its GPUs, if nobody waits for it or it is late
      (`cancellations`). One that is late offers its GPUs to the services that wait at the leader (`yields`).
 A stimulus costs what `Turns.settle` costs: it depends on the instances of the GPUs concerned that are not at rest
-(`resting`), with one look at each of the node that has something to do, and not on all instances. `ServiceSet`, `ServiceRemoved` and a GPU that is good again cost O(instances). A
-plan that gives up sleepers also costs O(those on its GPUs), and for their host memory O(sleepers of the node).
+(`resting`), with one look at each of the node that has something to do, and not on all instances. `ServiceSet`,
+`ServiceRemoved` and a GPU that is good again cost O(instances). A plan that gives up sleepers also costs O(those on its
+GPUs), and for their host memory O(sleepers of the node).
 """
 
 from __future__ import annotations

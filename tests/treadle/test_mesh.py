@@ -69,6 +69,11 @@ def test_a_command_of_the_mesh_imports_ours_and_not_those_of_the_current_folder(
     assert "python -m treadle.stack.serve" in done.stdout
 
 
+def test_a_process_of_the_mesh_collects_rarely_while_it_starts(tmp_path: Path) -> None:
+    done = python(*mesh_command("timeit", "-n1", "-r1", "import gc; print(gc.get_threshold())")[1:], cwd=tmp_path)
+    assert done.stdout.startswith("(100000, "), done.stderr
+
+
 def test_completion_offers_commands_and_their_options() -> None:
     command = [str(Path(sys.executable).with_name("treadle"))]
     for typed, offered in (("treadle gr", "grade"), ("treadle grade --bat", "--batch-size")):

@@ -18,6 +18,7 @@ from shared.kinds.places import places_of
 from shared.kinds.provider_rules import ProviderRules, Statuses, check_rules, compiled
 from shared.kinds.spec import KindSpec, Params
 from shared.messages.environments import Variable
+from shared.policy.model.brakes import CALLS
 from shared.runtime.patterns import CONTENT_TYPE, HEADER, POINTER, whole
 
 MOST_FIELDS: Final = 64
@@ -141,8 +142,6 @@ class SearchRetrieve(OutgoingParams, frozen=True, kw_only=True):
 
 
 EXECUTOR: Final = "quota_manager"
-CALLS: Final = "calls"
-"""Calls that one node makes at the same time. They take no core."""
 RETRIEVE: Final = "search.retrieve"
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.node_choice import reserve_node
+from shared.policy.dispatch.turn_reservations import overdue_until_s
 from shared.policy.model.chunks import Chunk
 from shared.policy.resources.chunk_choice import ChunkChoice
-from shared.policy.resources.chunk_waits import fit_together, free_first
+from shared.policy.resources.chunk_waits import PATIENCE, fit_together, free_first
 from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
@@ -88,8 +89,19 @@ class Blocked:
                 self.units_s, self.node = reserve_node(cluster, self.pool, self.lane, self.head, now)
             self.until_s = self.units_s
             if self.head.needed_quotas and self.until_s < math.inf:
-                self.until_s = max(self.until_s, cluster.quotas.free_at(self.head.needed_quotas, now))
+                self.until_s = max(self.until_s, self._quotas_free_s(cluster, now))
         return self.until_s
+
+    def _quotas_free_s(self, cluster: ClusterState, now: float) -> float:
+        """Return when the head can take its quotas. A holder that is overdue is assumed to stay, so that other work
+        starts meanwhile: for as long as it is overdue already, less a part of the head's wait, so that it gets its turn
+        also if one holder after the other is overdue.
+        """
+        free_s = cluster.quotas.free_at(self.head.needed_quotas, now)
+        if free_s == math.inf:
+            return free_s
+        stays_s = overdue_until_s(cluster.quotas, self.head.needed_quotas, now)
+        return max(free_s, stays_s - PATIENCE * (now - self.head.queued_s))
 
     def _forbids_quotas(self, cluster: ClusterState, action: ActionState, now: float) -> bool:
         needed, amounts = self.head.needed_quotas, action.needed_quotas

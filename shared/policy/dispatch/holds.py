@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.nodes import Nodes
+from shared.policy.model.brakes import CALLS
 from shared.policy.model.formulation import Advance, AnswerAction, ChangeHolds, Command
 from shared.policy.model.quotas import FIRST_ESTIMATE, NO_QUOTAS, QuotaHold, Settled, hold_key
 from shared.policy.model.reports import HeldGrant, HeldGrants, is_listed
@@ -52,8 +53,10 @@ class AttemptHolds:
             action.serial,
             request.tenant,
         )
-        change = self.quotas.adopt if adopted else self.quotas.take
-        change(hold, action.expected_end_s)
+        if adopted:
+            self.quotas.adopt(hold, action.expected_end_s)
+        else:
+            self.quotas.take(hold, action.expected_end_s, answers=action.resource == CALLS)
         return hold
 
     def orphan_reported(self, action: ActionState, node: Node, held: HeldGrant, now: float) -> None:

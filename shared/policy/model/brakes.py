@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+CALLS: Final = "calls"
+"""Resource of the attempts that report what external services answer, those of `http` and `search.retrieve`: calls that
+one node makes at the same time. They take no core."""
 UpstreamState = Literal["ok", "slowed", "open", "half-open", "exhausted"]
 """State of an external service. `slowed`: it has asked for fewer calls. `open`: its circuit breaker is open, because it
 fails. `half-open`: one probe is due or under way. `exhausted`: its account has no credit."""
@@ -31,7 +34,7 @@ class Brake:
     slowed_s: float = -1.0
     """Time of the last decrease of `most`."""
     mode: Literal["", "open", "exhausted"] = ""
-    """Not empty: nothing is granted but one probe at a time."""
+    """Not empty: of the attempts that report answers, one is granted at a time, the probe."""
     since_s: float = 0.0
     """Time of the last change of `mode`. Answers to calls that were granted before it do not change it again."""
     probe: str = ""

@@ -9,7 +9,9 @@ So the whole mesh slows down together, and no process has a limiter of its own. 
     before the first pushback, the brake limits nothing;
   - circuit breaker: `MOST_FAILURES` failures in a row, or half of at least `LEAST_ANSWERS` recent answers, open it.
     When its time is over, one probe is granted at a time. An answer closes it, a failure opens it for twice as long;
-  - exhaustion: the same with probes alone, until a probe succeeds or an operator sets the quota.
+  - exhaustion: the same with probes alone, until a probe succeeds or an operator sets the quota;
+  - an attempt that reports no answers (a lease, a program) is no probe: it would end none of the two. It waits for the
+    time of the next probe, and for one that is under way, and for nothing else.
 
 Amounts do not matter here: a quota of tokens is braked by its calls, too. Jitter is derived from the quota's name, so
 that a replay repeats it; it keeps meshes apart that call the same service.
@@ -107,7 +109,7 @@ class Brakes:
         self.by_quota[feedback.quota] = after(known or Brake(), feedback, call, now)
 
     def granted(self, quota: str, key: str, now: float) -> None:
-        """A call was granted: it is the probe if the mode allows no other."""
+        """A call that reports its answer was granted: it is the probe if the mode allows no other."""
         brake = self.by_quota.get(quota)
         if brake is not None and brake.mode:
             self.by_quota[quota] = replace(brake, probe=key, probe_s=now + _mode_pause_s(quota, brake))

@@ -190,11 +190,11 @@ class Quotas:
 
     # ---- changes of what is taken: all of them are here --------------------------------------------------------
 
-    def take(self, hold: QuotaHold, end_s: float) -> None:
-        """Take the amounts of an attempt when it is granted. `end_s`: predicted end of the attempt."""
+    def take(self, hold: QuotaHold, end_s: float, *, answers: bool = True) -> None:
+        """Take the amounts of a new attempt, predicted to end at `end_s`. `answers`: it reports those of services."""
         key, amounts, at_s = self.restore(hold, end_s), hold.amounts, hold.at_s
         self.settling.begin(key)
-        for name in amounts if self.brakes.by_quota else ():
+        for name in amounts if self.brakes.by_quota and answers else ():
             self.brakes.granted(name, key, at_s)
         for name, rate in self.rates_of(amounts):
             self._add(name, rate, amounts[name], at_s)

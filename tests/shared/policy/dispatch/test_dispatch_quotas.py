@@ -14,7 +14,7 @@ from shared.policy.model.formulation import EnvironmentNeed, Grant, Request
 from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.resources.quotas import Quotas
 from tests.shared.policy.dispatch.leading import ended, leading, report, submit
-from tests.shared.policy.strategies import CORES, SPECS, request, work
+from tests.shared.policy.strategies import CORES, SPECS, request, submitted, work
 
 TAKING = replace(work(), quotas={"model": 1.0})
 ACTING = replace(TAKING, kind="act")
@@ -126,6 +126,31 @@ def test_sleeping_work_is_set_aside_if_its_quota_can_never_give_what_it_needs() 
     dispatcher.check()
     (reason,) = dispatcher.waiting_reasons().actions.values()
     assert "there is no quota 'model'" in reason.text
+
+
+def test_units_do_not_idle_for_a_quota_whose_holder_is_overdue() -> None:
+    """It is overdue by 9 s and the head has waited for 10: it is assumed to stay for another second."""
+    dispatcher = leading("n", cores=4)
+    dispatcher.handle(0.0, QuotaSet("model", QuotaLimits((1.0,))))
+    first = replace(work(timeout_s=500.0), quotas={"model": 1.0}, duration_s=1.0)
+    wide = replace(work(units={"cores": 4}), quotas={"model": 1.0})
+    submit(dispatcher, request("first", first, seq=1), request("wide", wide, seq=2))
+    longer, shorter = (replace(work(timeout_s=lasts_s), duration_s=lasts_s) for lasts_s in (1.5, 0.5))
+    late = submitted(request("shorter", shorter, seq=3, tenant="bob"), request("longer", longer, seq=4, tenant="bob"))
+    assert [one.action for one in dispatcher.handle(10.0, late) if isinstance(one, Grant)] == ["shorter"]
+
+
+def test_a_quota_does_not_idle_for_a_head_whose_other_quota_has_an_overdue_holder() -> None:
+    dispatcher = leading("n", cores=4)
+    for quota in "ab":
+        dispatcher.handle(0.0, QuotaSet(quota, QuotaLimits((1.0,))))
+    first = replace(work(timeout_s=500.0), quotas={"a": 1.0}, duration_s=1.0)
+    both = replace(work(timeout_s=500.0), quotas={"a": 1.0, "b": 1.0})
+    submit(dispatcher, request("first", first, seq=1), request("both", both, seq=2))
+    short = replace(work(timeout_s=0.5), quotas={"b": 1.0}, duration_s=0.5)
+    (grant,) = dispatcher.handle(10.0, submitted(request("short", short, seq=3)))
+    assert isinstance(grant, Grant)
+    assert grant.action == "short"
 
 
 def test_a_sleeping_head_keeps_its_units_from_longer_work() -> None:

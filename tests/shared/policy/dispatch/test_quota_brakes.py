@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 import pytest
@@ -17,9 +18,11 @@ from shared.policy.model.quotas import QuotaLimits
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import Feedback, UpstreamAnswer
 from tests.shared.policy.dispatch.leading import beat, ended, leading, submit
-from tests.shared.policy.strategies import reported, request, work
+from tests.shared.policy.strategies import reported, request, submitted, work
 
-CALLING = replace(work(timeout_s=1e4), quotas={"search": 1.0})
+CALLING = replace(work("calls@cpu", timeout_s=1e4), quotas={"search": 1.0})
+SILENT = replace(work(timeout_s=1e4), quotas={"search": 1.0})
+"""Work that reports no answers: a program, or a lease."""
 
 
 def calling(*names: str) -> list[Request]:
@@ -27,7 +30,7 @@ def calling(*names: str) -> list[Request]:
 
 
 def provider(*names: str, most: float = 1.0) -> tuple[Dispatcher, list[Grant]]:
-    dispatcher = leading("n", cores=64)
+    dispatcher = leading("n", cores=64, calls=64)
     dispatcher.handle(0.0, QuotaSet("search", QuotaLimits((most,))))
     return dispatcher, submit(dispatcher, *calling(*names))
 
@@ -129,7 +132,7 @@ def test_a_success_of_the_probe_lets_all_continue() -> None:
     ],
 )
 def test_a_restored_brake_holds_work_back_and_wakes_it(brake: Brake, words: str) -> None:
-    dispatcher = leading("n")
+    dispatcher = leading("n", calls=4)
     dispatcher.handle(0.0, QuotaSet("search", QuotaLimits((1.0,))))
     dispatcher.handle(0.0, BrakeRestored("search", brake))
     assert not submit(dispatcher, *calling("a"))
@@ -152,3 +155,36 @@ def test_an_outcome_that_is_read_again_counts_once() -> None:
     for _ in range(3):
         dispatcher.handle(1.0, reported(answered(first, "failed")))
     assert dispatcher.brakes()["search"].failures == 1
+
+
+def silent(*names: str) -> list[Request]:
+    return [replace(request(name, SILENT, seq=100 + at), deadline_s=1e6) for at, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("mode", ["open", "exhausted"])
+def test_work_that_reports_no_answers_waits_for_the_time_of_the_probe_and_is_none(
+    mode: Literal["open", "exhausted"],
+) -> None:
+    dispatcher, _ = provider(most=3.0)
+    dispatcher.handle(0.0, BrakeRestored("search", Brake(mode=mode, probe_s=40.0)))
+    assert not submit(dispatcher, *silent("a", "b", "c", "d"))
+    assert dispatcher.next_wake_s == 40.0
+    begun = grants(tick(dispatcher, 40.0))
+    assert [one.action for one in begun] == ["a", "b", "c"], "as many as the quota allows"
+    assert dispatcher.brakes()["search"].state(40.0) == ("half-open" if mode == "open" else mode)
+    (next_,) = grants(dispatcher.handle(41.0, reported(ended(begun[0]))))
+    assert next_.action == "d"
+    dispatcher.check()
+
+
+def test_a_call_is_the_probe_beside_work_that_reports_no_answers() -> None:
+    dispatcher, _ = provider(most=3.0)
+    dispatcher.handle(0.0, BrakeRestored("search", Brake(mode="open", probe_s=40.0)))
+    submit(dispatcher, *silent("a"))
+    assert [one.action for one in grants(tick(dispatcher, 40.0))] == ["a"]
+    (probe,) = grants(dispatcher.handle(41.0, submitted(*calling("call"))))
+    assert dispatcher.brakes()["search"].probe.startswith("call/")
+    assert not grants(dispatcher.handle(41.0, submitted(*silent("b")))), "its answer decides"
+    assert [one.action for one in grants(dispatcher.handle(42.0, reported(answered(probe, "ok"))))] == ["b"]
+    assert dispatcher.brakes().get("search", Brake()).state(42.0) == "ok"
+    dispatcher.check()

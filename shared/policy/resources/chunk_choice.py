@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shared.policy.model.chunks import Chunk, aligned
 from shared.policy.resources.engine_records import EngineRecords
@@ -79,22 +80,44 @@ class ChunkCache:
         self.units = None
 
 
+CALLS_IN_TURN: Final = 4.0
+"""Turn of a service beside another one that is resident too, in expected durations of its longest call: its end costs
+no restore, but slots stand idle until the last call has ended."""
+
+
 @dataclass(slots=True)
 class BusyChunk:
-    """A chunk that is in use."""
+    """A chunk that is in use, or was."""
 
     service: str
     since_s: float
-    """Its first grant since it was free."""
+    """First grant of the turn of its service."""
     holders: dict[str, float] = field(default_factory=dict)
     """Holder -> expected end of its use."""
     longest_s: float = 0.0
     """Longest expected use of a holder since then."""
+    granted_s: float = -math.inf
+    """Last grant."""
 
-    def add(self, holder: str, begin_s: float, lasts_s: float) -> None:
-        """Add a holder that is expected to use it from `begin_s`, for `lasts_s`."""
-        self.holders[holder] = begin_s + lasts_s
+    def add(self, holder: str, now: float, begin_s: float, lasts_s: float) -> None:
+        """Add a holder that is granted, and is expected to use it from `begin_s`, for `lasts_s`."""
+        self.holders[holder], self.granted_s = begin_s + lasts_s, now
         self.longest_s = max(self.longest_s, lasts_s)
+
+    def goes_on(self, service: str, now: float) -> bool:
+        """Return whether a grant of a service after its end is of the same turn: the next call of a stream of calls."""
+        return bool(service) and service == self.service and now <= self.granted_s + CALLS_IN_TURN * self.longest_s
+
+
+def taken(former: dict[Chunk, BusyChunk], chunk: Chunk, service: str, now: float) -> BusyChunk:
+    """Return a free chunk as a service takes it. Its turn goes on if no other service has used the chunk since.
+
+    `former`: chunks that were in use, of which those that overlap are removed. O(former chunks).
+    """
+    before = former.get(chunk)
+    for at in [at for at in former if at.overlaps(chunk)]:
+        del former[at]
+    return before if before is not None and before.goes_on(service, now) else BusyChunk(service, now)
 
 
 @lru_cache(maxsize=4096)

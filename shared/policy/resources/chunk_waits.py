@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from shared.policy.model.chunks import Chunk, aligned
-from shared.policy.resources.chunk_choice import ChunkWait
+from shared.policy.resources.chunk_choice import CALLS_IN_TURN, ChunkWait
 from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.resource import Use
 
@@ -15,9 +15,6 @@ LONGEST_TURN: Final = 12.0
 """Longest turn of a service, in turns of one whose successor is restored at once."""
 PATIENCE: Final = 0.8
 """Part of its wait by which a call lets holders of the chunk that it waits for be overdue."""
-CALLS_IN_TURN: Final = 4.0
-"""Turn of a service beside another one that is resident too, in expected durations of its longest call: its end costs
-no restore, but slots stand idle until the last call has ended."""
 
 
 def turn_s(shortest_s: float, *swaps_s: float) -> float:

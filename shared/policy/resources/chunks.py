@@ -18,7 +18,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served, aligned
-from shared.policy.resources.chunk_choice import BusyChunk, ChunkCache, ChunkChoice, FreeChunk, best_free, free_levels
+from shared.policy.resources.chunk_choice import (
+    BusyChunk,
+    ChunkCache,
+    ChunkChoice,
+    FreeChunk,
+    best_free,
+    free_levels,
+    taken,
+)
 from shared.policy.resources.chunk_records import records_of
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
 from shared.policy.resources.engine_records import EngineRecords, Floats, service_row
@@ -30,25 +38,22 @@ class Chunks:
     """GPUs of one node, with what their chunks hold. Operations are O(GPUs of the node)."""
 
     __slots__ = (
-        "_away", "_beyond", "_busy_of", "_held", "_implied", "_largest", "_mask", "_rows",
+        "_away", "_beyond", "_busy_of", "_former", "_held", "_implied", "_largest", "_mask", "_rows",
         "_share", "bad", "busy", "cache", "capacity", "models", "spec",
     )  # fmt: skip
 
     def __init__(self, capacity: int, spec: ResourceSpec) -> None:
         self.spec = spec
         self.capacity = capacity
-        self.models = ModelResidency(capacity)
-        """Model services that its chunks hold."""
+        self.models = ModelResidency(capacity)  # model services that its chunks hold
         self._share: int | None = None
-        self.bad = 0
-        """Bad GPUs, as bits."""
-        self._away = 0
-        """GPUs that must not be granted now: bad and released ones, as bits."""
-        self._mask = 0
-        """GPUs in busy chunks, as bits."""
+        self.bad = 0  # bad GPUs, as bits
+        self._away = 0  # GPUs that must not be granted now: bad and released ones, as bits
+        self._mask = 0  # GPUs in busy chunks, as bits
         self.busy: dict[Chunk, BusyChunk] = {}
         self._busy_of: dict[str, dict[Chunk, BusyChunk]] = {}
         """Service -> busy chunks that it has."""
+        self._former: dict[Chunk, BusyChunk] = {}  # free, and used by no other service since
         self.cache = ChunkCache()
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
@@ -192,13 +197,13 @@ class Chunks:
             return
         busy = self.busy.get(chunk)
         if busy is None:
-            busy = self.busy[chunk] = BusyChunk(use.service, use.now)
+            busy = self.busy[chunk] = taken(self._former, chunk, use.service, use.now)
             if use.service:
                 self._busy_of.setdefault(use.service, {})[chunk] = busy
         self._held[holder] = chunk
         self._mask |= chunk.mask
         self._implied[holder] = self.models.granted(chunk, use.service, use.now)
-        busy.add(holder, max(use.now, self.models.since_s(chunk, use.service)), use.lasts_s)
+        busy.add(holder, use.now, max(use.now, self.models.since_s(chunk, use.service)), use.lasts_s)
 
     def give_back(self, units: int, holder: str) -> None:
         """Give a holder's chunk back. Its service stays there until another one needs the memory.
@@ -219,7 +224,7 @@ class Chunks:
         del busy.holders[holder]
         self._implied.pop(holder, None)
         if not busy.holders:
-            del self.busy[chunk]
+            self._former[chunk] = self.busy.pop(chunk)
             self._mask &= ~chunk.mask
             if busy.service:
                 del self._busy_of[busy.service][chunk]

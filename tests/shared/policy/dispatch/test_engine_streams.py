@@ -20,6 +20,7 @@ import pytest
 from shared.policy.dispatch.stimuli import ActionCancelled, Stimulus
 from shared.policy.model.chunks import SIZES, ServedModel
 from shared.policy.model.formulation import Grant, Work
+from shared.policy.resources.chunk_choice import CALLS_IN_TURN
 from shared.policy.resources.chunk_waits import turn_s
 from tests.shared.policy.dispatch.test_engine_places import SPEED, Cluster, call
 
@@ -182,3 +183,25 @@ def test_calls_that_join_engines_do_not_starve_a_call(is_elastic: bool, degrees:
     stream = Stream(("B",), (1,), 8, DURATIONS_S, is_elastic)
     found_s, bound_s = waited_s(2, 2, 2.0, stream, call("A", *elastic(degrees), duration_s=5.0), Random(0))
     assert found_s <= bound_s
+
+
+@pytest.mark.parametrize("callers", [2, 3, 4, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stream_of_short_calls_does_not_starve_a_call_that_fits_beside_it(callers: int, seed: int) -> None:
+    """Both services stay resident. The stream's calls take one GPU each, and both GPUs are never free together."""
+    rng, cluster = Random(seed), Cluster()
+    served = {"short": ServedModel((1,), 1, 16.0), "wide": ServedModel((2,), 1, 8.0)}
+    cluster.join("n", 2, served, memory_gb=(24.0, 24.0))
+    cluster.submit(call("wide", 2, duration_s=1.0))
+    cluster.go_to(cluster.now + 2.0)
+    asked, began_s = "", cluster.now
+    while not asked or asked in cluster.dispatcher.cluster.queues.queued:
+        waiting = cluster.dispatcher.cluster.queues.queued
+        live = [name for name, one in cluster.works.items() if name in waiting or name in cluster.running]
+        for _ in range(callers - sum(cluster.works[name].service == "short" for name in live)):
+            cluster.submit(call("short", 1, duration_s=rng.uniform(1.0, 1.5)))
+        if not asked and cluster.now >= began_s + 3.0:
+            asked, began_s = f"r{len(cluster.works)}", cluster.now
+            cluster.submit(call("wide", 2, duration_s=1.0))
+        cluster.go_to(cluster.now + 0.05)
+        assert cluster.now < began_s + (CALLS_IN_TURN + 2) * 1.5 + 0.05, "a turn, the calls in it, and one round"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
@@ -12,10 +13,15 @@ from shared.policy.dispatch.node_choice import reserve_node
 from shared.policy.dispatch.turn_reservations import overdue_until_s
 from shared.policy.model.chunks import Chunk
 from shared.policy.resources.chunk_choice import ChunkChoice
-from shared.policy.resources.chunk_waits import PATIENCE, fit_together, free_first
+from shared.policy.resources.chunk_waits import fit_together, free_first
 from shared.policy.resources.chunks import Chunks
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
+
+QUOTA_PATIENCE: Final = 0.5
+"""Part of its wait by which a head lets holders of its quotas be overdue. It is first in line for them, so it waits
+less for others than one that waits for a chunk of GPUs (`chunk_waits.PATIENCE`).
+"""
 
 
 @dataclass(slots=True)
@@ -101,7 +107,7 @@ class Blocked:
         if free_s == math.inf:
             return free_s
         stays_s = overdue_until_s(cluster.quotas, self.head.needed_quotas, now)
-        return max(free_s, stays_s - PATIENCE * (now - self.head.queued_s))
+        return max(free_s, stays_s - QUOTA_PATIENCE * (now - self.head.queued_s))
 
     def _forbids_quotas(self, cluster: ClusterState, action: ActionState, now: float) -> bool:
         needed, amounts = self.head.needed_quotas, action.needed_quotas

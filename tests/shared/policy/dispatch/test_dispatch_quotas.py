@@ -129,13 +129,13 @@ def test_sleeping_work_is_set_aside_if_its_quota_can_never_give_what_it_needs() 
 
 
 def test_units_do_not_idle_for_a_quota_whose_holder_is_overdue() -> None:
-    """It is overdue by 9 s and the head has waited for 10: it is assumed to stay for another second."""
+    """It is overdue by 9 s and the head has waited for 10: it is assumed to stay for 4 s more."""
     dispatcher = leading("n", cores=4)
     dispatcher.handle(0.0, QuotaSet("model", QuotaLimits((1.0,))))
     first = replace(work(timeout_s=500.0), quotas={"model": 1.0}, duration_s=1.0)
     wide = replace(work(units={"cores": 4}), quotas={"model": 1.0})
     submit(dispatcher, request("first", first, seq=1), request("wide", wide, seq=2))
-    longer, shorter = (replace(work(timeout_s=lasts_s), duration_s=lasts_s) for lasts_s in (1.5, 0.5))
+    longer, shorter = (replace(work(timeout_s=lasts_s), duration_s=lasts_s) for lasts_s in (4.5, 3.5))
     late = submitted(request("shorter", shorter, seq=3, tenant="bob"), request("longer", longer, seq=4, tenant="bob"))
     assert [one.action for one in dispatcher.handle(10.0, late) if isinstance(one, Grant)] == ["shorter"]
 

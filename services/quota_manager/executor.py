@@ -6,12 +6,11 @@ import asyncio
 import traceback
 from collections.abc import Awaitable, Callable
 
-from services.quota_manager.kinds import KINDS
+from services.quota_manager.kinds import CALLS, KINDS
 from services.quota_manager.metrics import CALLS as CALLS_NOW
 from shared.messages.grants import Granted
 from shared.node.executor import Offer
 from shared.node.resource_usage import ResourceUsage
-from shared.policy.model.brakes import CALLS
 from shared.policy.model.results import AttemptResult, lost, refused
 from shared.runtime import log
 from shared.runtime.units import Seconds

@@ -18,7 +18,7 @@ from shared.kinds.places import places_of
 from shared.kinds.provider_rules import ProviderRules, Statuses, check_rules, compiled
 from shared.kinds.spec import KindSpec, Params
 from shared.messages.environments import Variable
-from shared.policy.model.brakes import CALLS
+from shared.policy.resources.resource import ResourceSpec, Specs
 from shared.runtime.patterns import CONTENT_TYPE, HEADER, POINTER, whole
 
 MOST_FIELDS: Final = 64
@@ -142,6 +142,9 @@ class SearchRetrieve(OutgoingParams, frozen=True, kw_only=True):
 
 
 EXECUTOR: Final = "quota_manager"
+CALLS: Final = "calls"
+"""Calls that one node makes at the same time. They take no core."""
+RESOURCES: Final[Specs] = {CALLS: ResourceSpec(answers=True)}
 RETRIEVE: Final = "search.retrieve"
 
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.nodes import Nodes
-from shared.policy.model.brakes import CALLS
 from shared.policy.model.formulation import Advance, AnswerAction, ChangeHolds, Command
 from shared.policy.model.quotas import FIRST_ESTIMATE, NO_QUOTAS, QuotaHold, Settled, hold_key
 from shared.policy.model.reports import HeldGrant, HeldGrants, is_listed
@@ -23,6 +22,7 @@ from shared.policy.model.results import AttemptResult
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.quota_checks import check_quotas
 from shared.policy.resources.quotas import Quotas
+from shared.policy.resources.resource import PLAIN
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class AttemptHolds:
         if adopted:
             self.quotas.adopt(hold, action.expected_end_s)
         else:
-            self.quotas.take(hold, action.expected_end_s, answers=action.resource == CALLS)
+            self.quotas.take(hold, action.expected_end_s, answers=node.specs.get(action.resource, PLAIN).answers)
         return hold
 
     def orphan_reported(self, action: ActionState, node: Node, held: HeldGrant, now: float) -> None:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-CALLS: Final = "calls"
-"""Resource of the attempts that report what external services answer, those of `http` and `search.retrieve`: calls that
-one node makes at the same time. They take no core."""
 UpstreamState = Literal["ok", "slowed", "open", "half-open", "exhausted"]
 """State of an external service. `slowed`: it has asked for fewer calls. `open`: its circuit breaker is open, because it
 fails. `half-open`: one probe is due or under way. `exhausted`: its account has no credit."""

@@ -295,6 +295,8 @@ class ResourceSpec:
     """Strategy of placement."""
     make: Callable[[int, ResourceSpec], Resource] = _counts
     """Structure: makes the resource of a node with so many units."""
+    answers: bool = False
+    """Attempts that take it from their pool report what external services answer."""
 
     @property
     def is_structured(self) -> bool:

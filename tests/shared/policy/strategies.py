@@ -19,7 +19,11 @@ from shared.policy.resources.resource import ResourceSpec, least_load
 CORES = "cores@cpu"
 SLOTS = "slots@cpu"
 CHUNKS = "chunks@gpu"
-SPECS = {**RESOURCES, "memory": ResourceSpec("environment", score=least_load)}
+SPECS = {
+    **RESOURCES,
+    "memory": ResourceSpec("environment", score=least_load),
+    "calls": ResourceSpec(answers=True),
+}
 """Properties of the resources of test nodes."""
 
 

@@ -27,11 +27,11 @@ from shared.policy.resources.quota_estimates import Estimate
 from tests.shared.policy.strategies import SPECS, request, work
 
 HOLDING = replace(work(timeout_s=30.0), quotas={"search": 1.0}, repeatable=False)
-JOINED = NodeJoined("n", "1", "cpu", {"cores": 100}, frozenset({"run"}))
+JOINED = NodeJoined("n", "1", "cpu", {"cores": 100, "calls": 100}, frozenset({"run"}))
 
 
-def holding(name: str, deadline_s: float, *, seq: int = 0, amount: float = 1.0) -> Request:
-    needs = replace(HOLDING, quotas={"search": amount})
+def holding(name: str, deadline_s: float, *, seq: int = 0, amount: float = 1.0, resource: str = "cores") -> Request:
+    needs = replace(HOLDING, pool=f"{resource}@cpu", units={resource: 1}, quotas={"search": amount})
     return replace(request(name, needs, seq=seq), deadline_s=deadline_s, until_granted=True)
 
 
@@ -139,10 +139,10 @@ def test_a_budget_that_is_held_is_waited_for_and_one_that_is_spent_is_not() -> N
 def test_a_probe_that_is_under_way_is_waited_for() -> None:
     dispatcher = serving(QuotaLimits((10.0,)))
     for number in range(5):
-        submit(dispatcher, 0.0, holding(f"f{number}", 5.0, seq=number))
+        submit(dispatcher, 0.0, holding(f"f{number}", 5.0, seq=number, resource="calls"))
         end(dispatcher, 0.0, f"f{number}", "failed")
     assert answered(submit(dispatcher, 0.0, holding("a", 2.0, seq=5))) == [("a", "expired")], "it is open for 4 s"
-    assert granted(submit(dispatcher, 5.0, holding("probe", 9.0, seq=6))) == ["probe"]
+    assert granted(submit(dispatcher, 5.0, holding("probe", 9.0, seq=6, resource="calls"))) == ["probe"]
     assert dispatcher.quota_outlook({"search": 1.0}, 5.0).free_at_s > 8.0
     assert submit(dispatcher, 5.0, holding("b", 8.0, seq=7)) == []
     assert granted(end(dispatcher, 7.0, "probe", "ok")) == ["b"]

@@ -183,8 +183,8 @@ class ModelServices(_Twin):
 class HeldLease(_Twin):
     """Amounts of quotas in a `with` block; see `AsyncLease`. They are renewed by the client's thread.
 
-    A thread cannot be interrupted: long bodies call `check` between two steps. If the lease was lost, the end of the
-    block raises `LeaseLost`.
+    One block at a time: a second one, also of another thread, raises `RuntimeError`. A thread cannot be interrupted:
+    long bodies call `check` between two steps. If the lease was lost, the end of the block raises `LeaseLost`.
     """
 
     _twin: AsyncLease

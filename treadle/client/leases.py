@@ -34,14 +34,17 @@ Quotas = str | Mapping[str, float]
 
 
 class AsyncLease:
-    """Amounts of quotas in an `async with` block: acquired at its begin, released at its end. For one block.
+    """Amounts of quotas in an `async with` block: acquired at its begin, released at its end.
 
-    If the lease is lost, the task of the block is cancelled, and the block raises `LeaseLost`.
+    One block at a time: a second one, also of another task, raises `RuntimeError`. If the lease is lost, the task of
+    the block is cancelled, and the block raises `LeaseLost`.
     """
 
     def __init__(self, transport: Transport, request: AcquireRequest) -> None:
         self._transport = transport
         self._request = request
+        self._entered = False
+        """From the begin of an acquire to the end of the release."""
         self._lease: QuotaLease | None = None
         self._until = 0.0
         """Monotonic time until which the lease is held. After `acquire` it is late by the time of the answer on its way
@@ -93,7 +96,22 @@ class AsyncLease:
             QuotaTaken: they cannot be had within `wait_s`.
             QuotaNever: a quota does not exist, or can never give its amount.
             Unavailable: the mesh was away until the retry policy gave up.
+            RuntimeError: this object is held, or is being acquired.
         """
+        if self._entered:
+            quotas = dict(self._request.quotas)
+            raise RuntimeError(
+                "this lease is held or being acquired; a lease object serves one block at a time: "
+                f"write client.quota({quotas!r}) for each block"
+            )
+        self._entered, self._lost = True, None
+        try:
+            return await self._acquire()
+        except BaseException:
+            self._entered = False
+            raise
+
+    async def _acquire(self) -> Self:
         transport, content = self._transport, encoded(self._request, f"the body of POST {PATH}")
         timeout = aiohttp.ClientTimeout(sock_read=(self._request.wait_s or 0.0) + ANSWER_S)
 
@@ -119,12 +137,20 @@ class AsyncLease:
         Raises:
             LeaseLost: it had ended before.
         """
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        try:
+            await self._end(lease)
+        finally:
+            self._entered, self._used = False, {}
+
+    async def _end(self, lease: QuotaLease) -> None:
         if self._renewing is not None:
             self._renewing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._renewing
-        lease, self._lease = self._lease, None
-        if lease is None or self._lost is not None:
+        if self._lost is not None:
             return
         path, fence = f"/v1/leases/{quoted(lease.lease)}", lease.fence
         body: LeaseSettlement | LeaseFence

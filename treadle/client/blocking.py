@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from treadle.client.asynchronous import CANCEL_S, AsyncTreadle
-from treadle.client.errors import LeaseLost
-from treadle.client.leases import AsyncLease
+from treadle.client.leases import AsyncLease, noted
 from treadle.client.leases import Quotas as LeasedQuotas
 from treadle.client.model_services import AsyncModelServices
 from treadle.client.quotas import AsyncQuotas
@@ -209,20 +208,21 @@ class HeldLease(_Twin):
         self._twin.check()
 
     def settle(self, used: Mapping[str, float]) -> None:
-        """Note the amounts that were really used, quota -> amount; they are sent with the release."""
+        """Note the amounts that were really used, quota -> amount; they are sent with the release.
+
+        Raises:
+            ValueError: the lease takes nothing of such a quota, or the mesh accepts no such amount.
+        """
         self._twin.settle(used)
 
     def __enter__(self) -> Self:
         self._thread.call(self._twin.acquire())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        with noted(error):
             self._thread.call(self._twin.release())
             self.check()
-        except LeaseLost:
-            if kind is None:
-                raise
 
 
 class Treadle(_Twin):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
@@ -27,6 +27,8 @@ ANSWER_S: Final = 15.0
 """Seconds beyond `wait_s` after which a silent connection is opened anew."""
 RELEASE_POLICY: Final = RetryPolicy(give_up_after_s=5.0)
 """Bounds of a release. A lease that cannot be released expires by itself."""
+MOST_AMOUNT: Final = 1e9
+"""Largest amount that the mesh accepts."""
 PATH: Final = "/v1/acquire"
 
 Quotas = str | Mapping[str, float]
@@ -83,10 +85,14 @@ class AsyncLease:
         taken of rates.
 
         Raises:
-            ValueError: the lease takes nothing of such a quota.
+            ValueError: the lease takes nothing of such a quota, or the mesh accepts no such amount.
         """
         if others := used.keys() - self._request.quotas.keys():
             raise ValueError(f"the lease takes nothing of {min(others)!r}; it takes {', '.join(self._request.quotas)}")
+        for quota, amount in used.items():
+            if not _is_amount(amount):
+                what = f"{amount!r} is no used amount of {quota!r}; write a number from 0 to {MOST_AMOUNT:g}"
+                raise ValueError(f'{what}, for example settle({{"{quota}": 1}})')
         self._used = {**self._used, **used}
 
     async def acquire(self) -> Self:
@@ -152,12 +158,19 @@ class AsyncLease:
                 await self._renewing
         if self._lost is not None:
             return
-        path, fence = f"/v1/leases/{quoted(lease.lease)}", lease.fence
-        body: LeaseSettlement | LeaseFence
-        if self._used:
-            path, body = f"{path}/settle", LeaseSettlement(fence=fence, used=self._used)
-        else:
-            path, body = f"{path}/release", LeaseFence(fence=fence)
+        if not self._used:
+            await self._send_end(lease, "release", LeaseFence(fence=lease.fence))
+            return
+        try:
+            await self._send_end(lease, "settle", LeaseSettlement(fence=lease.fence, used=self._used))
+        except LeaseLost:
+            raise
+        except TreadleError:  # without a settlement the slots must not stay taken until the lease expires
+            await self._send_end(lease, "release", LeaseFence(fence=lease.fence))
+            raise
+
+    async def _send_end(self, lease: QuotaLease, verb: str, body: LeaseSettlement | LeaseFence) -> None:
+        path = f"/v1/leases/{quoted(lease.lease)}/{verb}"
         try:
             await self._transport.call(LeaseView, "POST", path, body, retry_policy=RELEASE_POLICY)
         except Transient:
@@ -210,15 +223,28 @@ class AsyncLease:
             if owner is not None and owner.uncancel() == 0 and kind in (None, asyncio.CancelledError):
                 raise self._lost from error
             return
-        try:
+        with noted(error):
             await self.release()
-        except LeaseLost:
-            if kind is None:
-                raise
 
 
 LOST: Final = frozenset({"lease-expired", "fenced", "not-found"})
 """Problems that say that a lease is not held."""
+
+
+def _is_amount(value: object) -> bool:
+    """Return whether the mesh accepts a used amount. NaN is not within bounds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST_AMOUNT
+
+
+@contextlib.contextmanager
+def noted(error: BaseException | None) -> Iterator[None]:
+    """Raise an error of a block's exit, or note it at the exception of the block's body, which must not be hidden."""
+    try:
+        yield
+    except Exception as failure:
+        if error is None:
+            raise
+        error.add_note(f"the lease could not be released: {type(failure).__name__}: {failure}")
 
 
 def requested(quotas: Quotas, wait_s: float, ttl_s: float, priority: float) -> AcquireRequest:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from services.proxy.app import create_app
 from services.proxy.settings import ProxySettings
+from shared.kinds import formulation
 from tests.services.proxy.in_process import serving
+from treadle.client.answers import QuotaLease
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.blocking import Treadle
-from treadle.client.errors import LeaseLost, TreadleError
+from treadle.client.errors import BadRequest, LeaseLost, TreadleError
+from treadle.client.leases import MOST_AMOUNT, AsyncLease
 
 LATE_S = 30
 ONCE = r"write client\.quota\(\{'search': 1\.0\}\) for each block"
@@ -126,3 +131,66 @@ async def test_threads_cannot_share_a_lease_object(client: AsyncTreadle) -> None
     errors = await asyncio.to_thread(share)
     assert [error.partition(": ")[2] for error in errors] == ["write client.quota({'search': 1.0}) for each block"] * 3
     await until_nothing_is_held(client)
+
+
+@pytest.mark.parametrize("amount", [-1, -1e-9, math.nan, math.inf, -math.inf, 2e9, 10**400, True, "1", None])
+async def test_an_amount_that_the_mesh_would_reject_is_rejected_at_once(amount: Any) -> None:
+    assert formulation.MOST_AMOUNT == MOST_AMOUNT
+    async with AsyncTreadle("http://127.0.0.1:1") as client:
+        lease = client.quota({"search": 1, "tokens": 800})
+        with pytest.raises(ValueError, match="is no used amount of 'tokens'; write a number from 0 to 1e") as error:
+            lease.settle({"search": 1, "tokens": amount})
+        assert 'settle({"tokens": 1})' in str(error.value)
+        assert lease._used == {}
+        lease.settle({"search": 0, "tokens": MOST_AMOUNT})
+
+
+class Broken(Exception):
+    pass
+
+
+async def block(lease: AsyncLease, error: Exception | None, **changed: Any) -> None:
+    """Run a block that ends with `error`, and change fields of its lease before."""
+    async with lease:
+        vars(lease).update(changed)
+        if error is not None:
+            raise error
+
+
+REJECTED = {"_used": {"search": -1.0}}
+"""A settlement that the mesh rejects, as a newer one may reject what this client accepts."""
+
+
+async def test_a_rejected_settlement_releases_the_lease(client: AsyncTreadle) -> None:
+    with pytest.raises(BadRequest, match="at least 0"):
+        await block(client.quota("search", ttl_s=600), None, **REJECTED)
+    await until_nothing_is_held(client)
+    with pytest.raises(Broken) as broken:
+        await block(client.quota("search", ttl_s=600), Broken(), **REJECTED)
+    assert "the lease could not be released: BadRequest: used" in broken.value.__notes__[0]
+    await until_nothing_is_held(client)
+
+
+async def test_a_lost_lease_does_not_hide_the_bodys_error(client: AsyncTreadle) -> None:
+    unknown = QuotaLease(lease="a" * 24, fence=1, expires_in_s=1.0, expires_at=0.0)
+    with pytest.raises(LeaseLost):
+        await block(client.quota("search", ttl_s=600), None, _lease=unknown)
+    with pytest.raises(Broken) as broken:
+        await block(client.quota("search", ttl_s=600), Broken(), _lease=unknown)
+    assert "LeaseLost" in broken.value.__notes__[0]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_an_exit_of_a_blocking_block_does_not_hide_the_bodys_error(client: AsyncTreadle, closed: bool) -> None:
+    def broken() -> None:
+        with Treadle(client.url) as blocking, blocking.quota("search", ttl_s=600) as lease:
+            vars(lease._twin).update(REJECTED)
+            if closed:
+                blocking.close()
+            raise Broken
+
+    with pytest.raises(Broken) as error:
+        await asyncio.to_thread(broken)
+    assert ("RuntimeError" if closed else "BadRequest") in error.value.__notes__[0]
+    if not closed:
+        await until_nothing_is_held(client)

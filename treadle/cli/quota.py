@@ -248,6 +248,9 @@ def _full(rate: QuotaRateView) -> str:
 
 
 def _clock(unix_s: float) -> str:
-    """Local time, with the date if it is not today."""
-    at, now = datetime.fromtimestamp(unix_s, UTC).astimezone(), datetime.now(UTC).astimezone()
+    """Local time, with the date if it is not today; `never` if no date can express it, as after the year 9999."""
+    try:
+        at, now = datetime.fromtimestamp(unix_s, UTC).astimezone(), datetime.now(UTC).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return "never"
     return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import leads, until
 from treadle.cli.main import app
 from treadle.cli.quota import _clock, _table
-from treadle.client.answers import QuotaView, Upstream
+from treadle.client.answers import QuotaRateView, QuotaView, Upstream
 from treadle.testing.servers import running_valkey, temporary_home
 
 Call = Callable[..., Result]
@@ -184,8 +185,30 @@ def test_a_provider_that_does_not_answer_as_it_should_has_a_line(capsys: pytest.
     assert lines[1].split()[-3:] == ["held", "by", "1"]
 
 
+@pytest.mark.parametrize("unix_s", [1e12, 253_402_300_800.0, 1e30, 1e308, math.inf, -math.inf, math.nan, -1e12, -1e30])
+def test_a_time_that_is_no_date_breaks_no_table(unix_s: float) -> None:
+    rate = QuotaRateView(limit=1e-22, period_s=1.0, burst=None, unit="", taken=1e-10, free=0.0, full_at=unix_s)
+    view = QuotaView(
+        name="tiny",
+        concurrency=None,
+        held=0.0,
+        actions=0,
+        rates=[rate],
+        upstream=Upstream(state="ok"),
+        weights={},
+        waiting={},
+        waiting_actions=0,
+        next_free_at=None,
+    )
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(_table([view]))
+    assert captured.get().splitlines()[1].split() == ["tiny", "1e-22/s", "1e-10", "0", "never"]
+
+
 def test_a_time_has_its_date_unless_it_is_today() -> None:
     now = datetime.now(UTC)
     later = now + timedelta(days=3)
     assert _clock(now.timestamp()) == f"{now.astimezone():%H:%M:%S}"
+    assert _clock(-1.0).startswith(("1969-12-31 ", "1970-01-01 "))
     assert _clock(later.timestamp()) == f"{later.astimezone():%Y-%m-%d %H:%M:%S}"

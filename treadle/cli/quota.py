@@ -24,6 +24,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the quota.", 
 
 PERIODS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 """Letter of a period -> seconds."""
+LIMIT_DIGITS: Final = 6
+"""Digits of limits, which an operator has written. Amounts that change have four."""
 _RATE: Final = re.compile(r"(?P<limit>[0-9.]+)(/(?P<count>[0-9.]*)(?P<letter>[smhd]?)(:(?P<burst>[0-9.]+))?)?")
 
 
@@ -202,7 +204,8 @@ def _table(views: Sequence[QuotaView]) -> Table:
         if view.concurrency is not None:
             free = max(0.0, view.concurrency - view.held)
             holders = f"held by {view.actions}" if view.actions else ""  # actions and leases
-            table.add_row(name, f"{view.concurrency:g} at once", f"{view.held:g}", f"{free:g}", holders, waiting)
+            limit = f"{_amount(view.concurrency, LIMIT_DIGITS)} at once"
+            table.add_row(name, limit, _amount(view.held), _amount(free), holders, waiting)
             name = waiting = ""
         for rate in view.rates:
             table.add_row(name, _limit(rate), _amount(rate.taken), _amount(rate.free), _full(rate), waiting)
@@ -211,14 +214,14 @@ def _table(views: Sequence[QuotaView]) -> Table:
             table.add_row("", escape(_upstream(view.upstream)))
         for tenant in sorted(view.waiting.keys() | view.weights.keys()):
             one, weight = view.waiting.get(tenant), view.weights.get(tenant)
-            share = f"  {tenant}" if weight is None else f"  {tenant}, weight {weight:g}"
-            table.add_row("", share, "", "", "", "" if one is None else f"{one.actions}, {one.amount:g}")
+            share = f"  {tenant}" if weight is None else f"  {tenant}, weight {_amount(weight)}"
+            table.add_row("", share, "", "", "", "" if one is None else f"{one.actions}, {_amount(one.amount)}")
     return table
 
 
-def _amount(value: float) -> str:
-    """Four digits, or a whole number with separators."""
-    return f"{value:.4g}" if value < 10_000 else f"{value:,.0f}"
+def _amount(value: float, digits: int = 4) -> str:
+    """So many digits, or a whole number with separators."""
+    return f"{value:.{digits}g}" if value < 9_999.5 else f"{value:,.0f}"
 
 
 def _upstream(upstream: Upstream) -> str:
@@ -233,12 +236,12 @@ def _upstream(upstream: Upstream) -> str:
 
 def _limit(rate: QuotaRateView) -> str:
     unit = f" {escape(rate.unit)}" if rate.unit else ""
-    burst = "" if rate.burst is None else f", {rate.burst:g} at once"
+    burst = "" if rate.burst is None else f", {_amount(rate.burst, LIMIT_DIGITS)} at once"
     if rate.period_s is None:
-        return f"{rate.limit:g}{unit}, never refilled"
+        return f"{_amount(rate.limit, LIMIT_DIGITS)}{unit}, never refilled"
     letter, seconds = next(((name, s) for name, s in PERIODS.items() if s == rate.period_s), ("s", 1.0))
     count = rate.period_s / seconds
-    return f"{rate.limit:g}{unit}/{'' if count == 1 else f'{count:g}'}{letter}{burst}"
+    return f"{_amount(rate.limit, LIMIT_DIGITS)}{unit}/{'' if count == 1 else f'{count:g}'}{letter}{burst}"
 
 
 def _full(rate: QuotaRateView) -> str:

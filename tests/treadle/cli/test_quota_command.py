@@ -164,6 +164,17 @@ def test_without_a_stack_the_exit_status_is_3(monkeypatch: pytest.MonkeyPatch, a
     assert (done.exit_code, "no stack answers at http://127.0.0.1" in done.stderr) == (3, True), done.stderr
 
 
+def test_all_columns_have_one_format_of_numbers(call: Call) -> None:
+    rates = ("--rate", "1000000/m:1200000", "--rate", "2000000", "--rate", "9999.8/d", "--rate", "1234.5/h")
+    assert lines(call("set", "big", "--concurrency", "250000", *rates, "--unit", "tokens"))[1:] == [
+        ["big", "250,000", "at", "once", "0", "250,000"],
+        ["1,000,000", "tokens/m,", "1,200,000", "at", "once", "0", "1,200,000"],
+        ["2,000,000", "tokens,", "never", "refilled", "0", "2,000,000"],
+        ["10,000", "tokens/d", "0", "10,000"],
+        ["1234.5", "tokens/h", "0", "1234"],
+    ]
+
+
 def test_a_unit_is_no_markup(call: Call) -> None:
     assert ["search", "5", "[/red],", "never", "refilled", "0", "5"] in lines(
         call("set", "search", "--rate", "5", "--unit", "[/red]")

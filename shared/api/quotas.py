@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from shared.api.tasks import Model, Name
 from shared.policy.model.brakes import UpstreamState
 from shared.policy.model.quotas import QuotaLimits, Rate
+from shared.runtime.patterns import PRINTABLE
 
 MOST_RATES: Final = 8
 """Most rates of one quota."""
@@ -34,7 +35,7 @@ class QuotaRate(Model):
     burst: Limit | None = None
     """Most that is given at once after a pause. Default: `limit`. In every window of w seconds the rate gives at most
     burst + limit * w / period_s."""
-    unit: Annotated[str, Field(max_length=32)] = ""
+    unit: Annotated[str, Field(max_length=32, pattern=PRINTABLE)] = ""
     """Name of what is counted, for people: `usd`, `tokens`."""
 
     @model_validator(mode="after")
@@ -81,6 +82,8 @@ class Quota(Model):
 class QuotaRateView(QuotaRate):
     """A rate and what was taken of it."""
 
+    unit: str = ""
+    """Name of what is counted, for people. A quota of a former release may have control characters."""
     taken: float
     """Amount that is missing from the full rate now."""
     free: float

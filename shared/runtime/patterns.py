@@ -24,6 +24,8 @@ FIELD: Final = r"^[a-z_]{1,64}$"
 PATH: Final = "^/"
 SYMBOL: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 GPU_ARCHITECTURE: Final = r"^(sm|compute)_[0-9]{2,3}[af]?$"
+PRINTABLE: Final = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]*$"
+"""Without control characters, and without those that move or hide text on a terminal."""
 STATUS_RANGE: Final = r"^[1-5][0-9][0-9]-[1-5][0-9][0-9]$"
 
 WORDS: Final = {
@@ -42,6 +44,7 @@ WORDS: Final = {
     PATH: "a path, beginning with '/'",
     SYMBOL: "1 to 128 letters, digits and '_', beginning with a letter or '_'",
     GPU_ARCHITECTURE: "a GPU architecture such as sm_90, or compute_90 for PTX",
+    PRINTABLE: "printable text without control characters, such as usd or tokens",
     STATUS_RANGE: "two statuses such as 500-599",
 }
 """Pattern -> what it allows."""

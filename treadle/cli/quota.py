@@ -224,6 +224,11 @@ def _amount(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}" if value < 9_999.5 else f"{value:,.0f}"
 
 
+def _printable(text: str) -> str:
+    """Return a text without characters that control the terminal."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
 def _upstream(upstream: Upstream) -> str:
     """State of the external service, in words."""
     parts = [f"provider {upstream.state}"]
@@ -231,11 +236,11 @@ def _upstream(upstream: Upstream) -> str:
         parts.append(f"no call before {_clock(upstream.not_before)}")
     if upstream.most is not None:
         parts.append(f"{upstream.most} calls at once")
-    return ", ".join(parts) + (f": {upstream.reason}" if upstream.reason else "")
+    return ", ".join(parts) + (f": {_printable(upstream.reason)}" if upstream.reason else "")
 
 
 def _limit(rate: QuotaRateView) -> str:
-    unit = f" {escape(rate.unit)}" if rate.unit else ""
+    unit = f" {escape(_printable(rate.unit))}" if rate.unit else ""
     burst = "" if rate.burst is None else f", {_amount(rate.burst, LIMIT_DIGITS)} at once"
     if rate.period_s is None:
         return f"{_amount(rate.limit, LIMIT_DIGITS)}{unit}, never refilled"

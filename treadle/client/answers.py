@@ -404,7 +404,7 @@ class QuotaRateView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     period_s: float | None = None
     """Seconds. What was taken is refilled evenly, `limit` in each period. Null: never refilled, as for money."""
     unit: str = ""
-    """Name of what is counted, for people: `usd`, `tokens`."""
+    """Name of what is counted, for people. A quota of a former release may have control characters."""
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -110,6 +110,7 @@ def test_json_is_one_object(call: Call, first: bool) -> None:
         ),
         (("set", "search", "--rate", "1/s", "--weight", "team-a=0"), "must be greater than 0"),
         (("set", "search", "--concurrency", "1", "--unit", "usd"), "--unit 'usd' is the unit of a rate; add --rate"),
+        (("set", "search", "--rate", "5", "--unit", "x\x1b[31m"), "unit: must be printable text without control"),
         (("set", "a b", "--concurrency", "1"), "quota in the path: must be 1 to 64 letters"),
         (("show", "absent"), "no quota 'absent'; create it with treadle quota set absent --concurrency"),
         (("delete", ".."), "'..' is not a name"),
@@ -179,6 +180,20 @@ def test_a_unit_is_no_markup(call: Call) -> None:
     assert ["search", "5", "[/red],", "never", "refilled", "0", "5"] in lines(
         call("set", "search", "--rate", "5", "--unit", "[/red]")
     )
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    """A quota of a former release may have them."""
+    rate = QuotaRateView(limit=5.0, period_s=None, burst=None, unit="x\x1b[31m", taken=0.0, free=5.0, full_at=None)
+    upstream = Upstream(state="open", reason="HTTP 500\x1b]0;title\x07")
+    rest: dict[str, Any] = {"weights": {}, "waiting": {}, "waiting_actions": 0, "next_free_at": None}
+    view = QuotaView(name="old", concurrency=None, held=0.0, actions=0, rates=[rate], upstream=upstream, **rest)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(_table([view]))
+    shown = captured.get()
+    assert "5 x\ufffd[31m, never refilled" in shown
+    assert shown.replace("\n", "").isprintable()
 
 
 def test_a_provider_that_does_not_answer_as_it_should_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,6 +126,11 @@ async def test_a_quota_is_set_read_and_deleted(http: aiohttp.ClientSession, valk
         ("search", {"rates": [{"limit": 1e-320, "period_s": 1, "burst": 10}]}, "at least 1e-09, or 0 for no refill"),
         ("search", {"rates": [{"limit": 0.9e-7, "period_s": 1000, "burst": 1}]}, "at least 1e-07, or 0"),
         ("search", {"rates": [{"limit": 1, "period_s": n} for n in range(1, 10)]}, "at most 8"),
+        ("search", {"rates": [{"limit": 1, "unit": "x\x1b[31m"}]}, "rates[0].unit: must be printable text without"),
+        ("search", {"rates": [{"limit": 1, "unit": "usd\n"}]}, "such as usd or tokens"),
+        ("search", {"rates": [{"limit": 1, "unit": "\x9b31m"}]}, "without control characters"),
+        ("search", {"rates": [{"limit": 1, "unit": "\u202eusd"}]}, "without control characters"),
+        ("search", {"rates": [{"limit": 1, "unit": "u" * 33}]}, "rates[0].unit"),
         ("a%20b", {"concurrency": 1}, "quota"),
         ("search", {"concurrency": 1, "weights": {"ada": 0}}, "must be greater than 0"),
         ("search", {"concurrency": 1, "weights": {"a b": 1}}, "weights"),
@@ -139,6 +144,20 @@ async def test_a_wrong_quota_is_rejected_with_the_correction(
     assert status == 422
     assert words in str(problem["detail"])
     assert await ask(http, "GET", "/v1/quotas") == (200, {"quotas": []})
+
+
+async def test_a_unit_is_printable_text(http: aiohttp.ClientSession) -> None:
+    units = ["US $ / 1k", "\N{EURO SIGN}", "\N{CJK UNIFIED IDEOGRAPH-5206}", "u" * 32]
+    rates = [{"limit": 1, "period_s": n + 1, "unit": unit} for n, unit in enumerate(units)]
+    status, found = await ask(http, "PUT", "/v1/quotas/search", {"rates": rates})
+    assert (status, [rate["unit"] for rate in found["rates"]]) == (200, units)
+
+
+async def test_a_quota_of_a_former_release_is_readable(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    unit = "x\x1b[31m" * 10
+    await quotas.set_quota(valkey, "old", QuotaLimits((), (Rate(5.0, unit=unit),)))
+    assert (await ask(http, "GET", "/v1/quotas/old"))[1]["rates"][0]["unit"] == unit
+    assert (await ask(http, "GET", "/v1/quotas"))[0] == 200
 
 
 async def test_the_number_of_quotas_is_bounded(http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ from typing import Annotated, Final
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import WRONG, CommandFailed, exit_status
+from treadle.cli.tables import output, printable
 from treadle.cli.up import Home
 from treadle.cli.watching import watch_lines, watch_tables
 from treadle.client.answers import QuotaRateView, QuotaView, Upstream
@@ -59,7 +59,7 @@ def ls(context: typer.Context, as_json: AsJson = False, url: Url = None, home: H
         elif not views:
             typer.echo("there is no quota; create one with treadle quota set NAME --concurrency 32 --rate 10/s")
         else:
-            Console().print(_table(views))
+            output().print(_table(views))
 
 
 def show(context: typer.Context, name: Name, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:
@@ -148,7 +148,7 @@ def _show(view: QuotaView, as_json: bool) -> None:
     if as_json:
         typer.echo(msgspec.json.encode(view))
     else:
-        Console().print(_table([view]))
+        output().print(_table([view]))
 
 
 def _rate(text: str, unit: str) -> QuotaRate:
@@ -224,11 +224,6 @@ def _amount(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}" if value < 9_999.5 else f"{value:,.0f}"
 
 
-def _printable(text: str) -> str:
-    """Return a text without characters that control the terminal."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
-
-
 def _upstream(upstream: Upstream) -> str:
     """State of the external service, in words."""
     parts = [f"provider {upstream.state}"]
@@ -236,11 +231,11 @@ def _upstream(upstream: Upstream) -> str:
         parts.append(f"no call before {_clock(upstream.not_before)}")
     if upstream.most is not None:
         parts.append(f"{upstream.most} calls at once")
-    return ", ".join(parts) + (f": {_printable(upstream.reason)}" if upstream.reason else "")
+    return ", ".join(parts) + (f": {printable(upstream.reason)}" if upstream.reason else "")
 
 
 def _limit(rate: QuotaRateView) -> str:
-    unit = f" {escape(_printable(rate.unit))}" if rate.unit else ""
+    unit = f" {escape(printable(rate.unit))}" if rate.unit else ""
     burst = "" if rate.burst is None else f", {_amount(rate.burst, LIMIT_DIGITS)} at once"
     if rate.period_s is None:
         return f"{_amount(rate.limit, LIMIT_DIGITS)}{unit}, never refilled"

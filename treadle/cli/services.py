@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
 
 from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import WRONG, CommandFailed, exit_status
+from treadle.cli.tables import Column, ReasonTable, output
 from treadle.cli.up import Home
 from treadle.cli.watching import watch_lines, watch_tables
 from treadle.client.answers import EngineView, GpuView, ModelServiceList, ModelServiceView
@@ -70,7 +70,7 @@ def ls(context: typer.Context, as_json: AsJson = False, url: Url = None, home: H
                 "One runs where there are GPUs, or where GPU_MANAGER_DEVICES describes some"
             )
         else:
-            Console().print(_overview(found))
+            output().print(_overview(found), crop=False)
 
 
 def watch(
@@ -152,8 +152,8 @@ def _show(view: ModelServiceView, as_json: bool) -> None:
     if as_json:
         typer.echo(msgspec.json.encode(view))
         return
-    console = Console()
-    console.print(_table([view]))
+    console = output()
+    console.print(_table([view]), crop=False)
     refers = f", refers to {view.refers_to}" if view.refers_to else ""
     console.print(escape(f"declared by {view.source}{refers}"))
     if view.entry is not None:
@@ -171,41 +171,35 @@ def _overview(found: ModelServiceList) -> Group:
     return Group(_table(found.services), "", _gpus(special)) if special else Group(_table(found.services))
 
 
-def _gpus(gpus: Sequence[GpuView]) -> Table:
-    table = Table(pad_edge=False, box=None)
-    for title in ("NODE", "GPU", "OWNERSHIP", "NAME", "WHY"):
-        table.add_column(title)
+def _gpus(gpus: Sequence[GpuView]) -> ReasonTable:
+    table = ReasonTable(Column("NODE"), Column("GPU"), Column("OWNERSHIP"), Column("NAME"))
     for one in gpus:
         shown = _styled(one.ownership, one.ownership)
-        table.add_row(escape(one.node), str(one.number), shown, escape(one.name), escape(one.why))
+        table.add_row((escape(one.node), str(one.number), shown, escape(one.name)), one.why)
     return table
 
 
-def _table(views: Sequence[ModelServiceView]) -> Table:
-    """One line for each engine, and one for each service without any."""
-    table = Table(pad_edge=False, box=None)
-    for title, justify in (
-        ("SERVICE", "left"),
-        ("NODE", "left"),
-        ("GPUS", "left"),
-        ("STATE", "left"),
-        ("FOR", "right"),
-        ("RUNNING", "right"),
-        ("WAITING", "right"),
-        ("GB", "right"),
-        ("RESTORE", "right"),
-        ("WHY", "left"),
-    ):
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]  # a literal
+def _table(views: Sequence[ModelServiceView]) -> ReasonTable:
+    """One row for each engine, and one for each service without any."""
+    table = ReasonTable(
+        Column("SERVICE"),
+        Column("NODE", below=1),
+        Column("GPUS", below=4),
+        Column("STATE"),
+        Column("FOR", "right", below=7),
+        Column("RUNNING", "right", below=6),
+        Column("WAITING", "right", below=5),
+        Column("GB", "right", below=3),
+        Column("RESTORE", "right", below=2),
+    )
     now = time.time()
     for view in views:
         for one in view.engines:
-            table.add_row(escape(view.name), *_row(one, now))
+            table.add_row((escape(view.name), *_row(one, now)), one.why)
         if not view.engines:
             nodes = ", ".join(view.nodes)
-            table.add_row(
-                escape(view.name), escape(nodes), "", _styled(view.state, view.state), *[""] * 5, escape(view.why)
-            )
+            cells = (escape(view.name), escape(nodes), "", _styled(view.state, view.state), *[""] * 5)
+            table.add_row(cells, view.why)
     return table
 
 
@@ -222,7 +216,6 @@ def _row(one: EngineView, now: float) -> tuple[str, ...]:
         str(one.waiting or ""),
         f"{one.device_gb:.1f}" if one.device_gb else "",
         f"{min(restores):.1f} s" if restores else "",
-        escape(one.why),
     )
 
 

@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
+
+from treadle.cli.tables import output
 
 
 def watch_lines(look: Callable[[], str | bytes], seconds: float) -> None:
@@ -20,7 +22,7 @@ def watch_tables(look: Callable[[], RenderableType], seconds: float) -> None:
 
     Into a file or a pipe each table is printed that differs from the one before.
     """
-    console, before = Console(), ""
+    console, before = output(), ""
     if console.is_terminal:
         with Live(look(), console=console, auto_refresh=False) as live:
             while True:
@@ -28,7 +30,7 @@ def watch_tables(look: Callable[[], RenderableType], seconds: float) -> None:
                 live.update(look(), refresh=True)
     while True:
         with console.capture() as captured:
-            console.print(look())
+            console.print(look(), crop=False)
         if (text := captured.get()) != before:
             before = text
             typer.echo(text, nl=False)

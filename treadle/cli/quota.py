@@ -121,6 +121,10 @@ def delete(context: typer.Context, name: Name, as_json: AsJson = False, url: Url
     """Delete a quota. Work that needs it is stuck until a quota of this name exists again."""
     options = GroupOptions.of(context, url, home, as_json)
     with exit_status("quota delete"):
+        try:
+            options.call(lambda client: client.quotas.view(name))  # a delete of the API is idempotent
+        except NotFound as error:
+            raise CommandFailed(f"no quota {name!r}; treadle quota ls lists all", WRONG) from error
         options.call(lambda client: client.quotas.delete(name))
         typer.echo(json.dumps({"name": name}) if options.as_json else f"{name} is deleted")
 

@@ -127,6 +127,10 @@ def rm(context: typer.Context, name: Name, as_json: AsJson = False, url: Url = N
     """Remove a declaration. Engines of the service are drained and stopped."""
     options = GroupOptions.of(context, url, home, as_json)
     with exit_status("services rm"):
+        try:
+            options.call(lambda client: client.model_services.view(name))  # a delete of the API is idempotent
+        except NotFound as error:
+            raise CommandFailed(f"no model service {name!r}; treadle services ls lists all", WRONG) from error
         options.call(lambda client: client.model_services.delete(name))
         typer.echo(msgspec.json.encode({"name": name}) if options.as_json else f"{name} is removed")
 

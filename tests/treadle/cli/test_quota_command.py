@@ -71,7 +71,9 @@ def test_quotas_are_set_shown_and_deleted(call: Call) -> None:
     assert lines(call("show", "money")) == lines(money)
     assert lines(call("ls")) == lines(call()) == [*lines(money), *lines(search)[1:]]
     assert call("delete", "search").stdout == "search is deleted\n"
-    assert call("delete", "search").stdout == "search is deleted\n", "it may be repeated"
+    again = call("delete", "search")
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert again.stderr == "treadle quota delete: no quota 'search'; treadle quota ls lists all\n"
     assert lines(call()) == lines(money)
 
 

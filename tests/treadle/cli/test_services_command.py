@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.e2e.processes import running_service
 from treadle.cli.groups import GroupOptions
 from treadle.cli.main import app
 from treadle.cli.services import _overview, _table
@@ -80,6 +81,14 @@ def test_output_into_a_pipe_has_no_limit_of_width(arguments: list[str], monkeypa
     assert done.exit_code == 0, done.stderr
     assert f"  {WHY}" in done.stdout.splitlines()
     assert "gpu-node-17.cluster.internal  4-7   quarantined" in done.stdout
+
+
+def test_a_service_that_is_unknown_is_not_removed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_service("proxy", redis_url) as proxy:
+        monkeypatch.setenv("TREADLE_URL", proxy.url)
+        done = CliRunner().invoke(app, ["services", "rm", "judg"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "treadle services rm: no model service 'judg'; treadle services ls lists all\n"
 
 
 def shown(*gpus: GpuView) -> list[str]:

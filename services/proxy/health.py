@@ -25,7 +25,7 @@ from shared.bus.memory import StoreMemory, store_memory
 from shared.bus.streams import newest
 from shared.kinds.registry import all_kinds
 from shared.messages.nodes import NODES, Bye, Heartbeat
-from shared.policy.dispatch.backlog import PoolBacklog, lacking
+from shared.policy.dispatch.backlog import PoolBacklog, cause_of
 from shared.runtime import log
 from shared.runtime.stack_state import StackError, read_state
 from shared.store.database import Sessions, answers
@@ -49,6 +49,8 @@ CALL: Final = "http"
 """A kind of external calls."""
 STUCK_POOLS_SHOWN: Final = 8
 """The pools with the most waiting work."""
+STUCK_CAUSES_SHOWN: Final = 3
+"""The causes of each pool for which the most actions are stuck."""
 
 
 class HealthMonitor:
@@ -198,8 +200,11 @@ class HealthMonitor:
 
 
 def _stuck(pool: PoolBacklog) -> str:
-    most = pool.lacks[0]
-    return f"actions in {pool.name} are stuck ({pool.stuck:,}): {lacking(most.kind, most.units, pool.name)}"
+    causes = list(dict.fromkeys(cause_of(stuck, pool.name) for stuck in pool.lacks))
+    shown = causes[:STUCK_CAUSES_SHOWN]
+    if len(causes) > len(shown):
+        shown.append(f"and {len(causes) - len(shown):,} more")
+    return f"actions in {pool.name} are stuck ({pool.stuck:,}): {'; '.join(shown)}"
 
 
 async def watch_restarts(home: Path | None) -> None:

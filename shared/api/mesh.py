@@ -56,7 +56,7 @@ class PoolView(Model):
     stuck: int
     """Actions that no present node can execute. They wait for another node until their budget ends."""
     lacks: list[str]
-    """Resources that stuck actions need, the most frequent first."""
+    """Causes of stuck actions, the most frequent first: what no node offers, or what a quota cannot give."""
     reason: str
     """Reason of the target."""
 

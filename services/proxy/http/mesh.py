@@ -17,7 +17,7 @@ from shared.bus.streams import newest
 from shared.kinds.registry import all_kinds
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TARGETS, TargetSet
-from shared.policy.dispatch.backlog import PoolBacklog, lacking
+from shared.policy.dispatch.backlog import PoolBacklog, cause_of
 from shared.runtime.app import problem_responses
 
 router = APIRouter(prefix="/v1", tags=["mesh"])
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v1", tags=["mesh"])
 LOOKED_AT = 4096
 """Newest entries of a stream that are read."""
 LACKS_SHOWN = 16
-"""Missing resources shown of a pool: those that most actions wait for."""
+"""Causes of stuck work shown of a pool: those for which most actions wait."""
 
 
 async def _nodes(proxy: ProxyState) -> list[NodeView]:
@@ -130,10 +130,7 @@ def _pool(
         used=sum(node.used.get(resource, 0) for resource, node in members),
         waiting=backlog.waiting,
         stuck=backlog.stuck,
-        lacks=[
-            f"{lacking(stuck.kind, stuck.units, backlog.name)} ({stuck.waiting} wait)"
-            for stuck in backlog.lacks[:LACKS_SHOWN]
-        ],
+        lacks=[f"{cause_of(stuck, backlog.name)} ({stuck.waiting} wait)" for stuck in backlog.lacks[:LACKS_SHOWN]],
         reason=reason,
     )
 

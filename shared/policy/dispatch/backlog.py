@@ -143,6 +143,11 @@ def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
     return f"no node of class {pool.partition('@')[2]!r} offers {kind}" + (f" with {amounts}" if amounts else "")
 
 
+def cause_of(stuck: StuckWork, pool: str) -> str:
+    """Text that names why such work is stuck in a pool."""
+    return stuck.reason or lacking(stuck.kind, stuck.units, pool)
+
+
 def stuck_text(cluster: ClusterState, action: ActionState) -> str:
     """Reason why a stuck action cannot run at present: quotas cannot give what it needs, or no node can."""
     if reason := why_never(cluster.quotas, action.amounts):

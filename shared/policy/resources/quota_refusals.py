@@ -19,7 +19,7 @@ def why_never(quotas: Quotas, amounts: Amounts, *, refunded: bool = False) -> st
     for name, amount in amounts.items():
         limits = quotas.limits.get(name)
         if limits is None:
-            return f"there is no quota {name!r}"
+            return f"there is no quota {name!r}; create it with treadle quota set {name} --rate 10/s"
         for most in limits.concurrency:
             if exceeds(amount, most):
                 return f"it needs {amount:g} of the quota {name!r}, whose concurrency is {most:g}"

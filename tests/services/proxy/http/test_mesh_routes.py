@@ -89,3 +89,12 @@ def test_a_pool_without_nodes_names_what_it_lacks() -> None:
         "no node of class 'default' offers noop with gpus=1 (2 wait)",
         "no node of class 'default' offers noop with gpus=8 (1 wait)",
     ]
+
+
+def test_a_pool_names_the_quota_that_holds_its_work() -> None:
+    reason = "it needs 100 of the quota 'judge-money', which gives 50 at once"
+    calls = node("a", capacity=4, owned={}, used=0).model_copy(update={"capacity": {"calls": 4}})
+    lacks = [StuckWork("http", {"calls": 1}, 2, {"judge-money": 100.0}, reason)]
+    view = _pool([("calls", calls)], None, PoolBacklog("calls@default", 2, lacks), silent=False)
+
+    assert view.lacks == [f"{reason} (2 wait)"], "the node offers it"

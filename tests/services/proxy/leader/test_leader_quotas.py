@@ -66,7 +66,9 @@ async def test_an_action_waits_until_its_quota_is_created(store: StoreOfFormerLe
     await store.taken_over()
     assert granted(store.read(inventory())) == []
     (pool,) = store.leader.dispatcher.survey().pools
-    assert [one.reason for one in pool.lacks] == ["there is no quota 'search'"]
+    assert [one.reason for one in pool.lacks] == [
+        "there is no quota 'search'; create it with treadle quota set search --rate 10/s"
+    ]
 
     assert [one.action for one in granted(store.read(QuotaChanged(name="search", limits=ONE)))] == ["a"]
 

@@ -182,7 +182,8 @@ def test_the_level_of_a_deleted_rate_is_kept_until_it_is_full() -> None:
 
 def test_an_amount_that_can_never_be_taken_is_named() -> None:
     quotas = Quotas({"a": QuotaLimits((2.0,), (Rate(5.0), Rate(3.0, 1.0)))})
-    assert why_never(quotas, {"b": 1.0}) == "there is no quota 'b'"
+    create = "create it with treadle quota set b --rate 10/s"
+    assert why_never(quotas, {"b": 1.0}) == f"there is no quota 'b'; {create}"
     assert why_never(quotas, {"a": 2.5}) == "it needs 2.5 of the quota 'a', whose concurrency is 2"
     assert why_never(quotas, {"a": 2.0}) == ""
     quotas.take(QuotaHold("r", 0, 1, "n", "1", 0.0, {"a": 2.0}), 1.0)

@@ -12,7 +12,7 @@ from itertools import islice
 from operator import attrgetter
 
 from shared.policy.dispatch.action_state import ActionState
-from shared.policy.dispatch.backlog import why_it_waited
+from shared.policy.dispatch.backlog import upstream_failure, why_it_waited
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.deadlines import Deadlines
 from shared.policy.model.formulation import AnswerAction, Command, EndedAs, Request, Revoke
@@ -71,17 +71,20 @@ class ActionRegistry:
         return commands
 
     def expire(self, now: float, most: int) -> list[Command]:
-        """Cancel the actions whose deadline has passed, at most `most`."""
+        """Cancel the actions whose deadline has passed, at most `most`.
+
+        One that waits after a failure of the external service that it calls ends as this failure.
+        """
         commands: list[Command] = []
         for action_id in islice(self._deadlines.due(now), most):
             action = self.actions.get(action_id)
             if action is None or action.state == "cancelling":
                 continue
-            reason = why_it_waited(self.cluster, action)
+            reason, ended = why_it_waited(self.cluster, action), _end_of_late(action)
             if action.state == "queued":
                 nodes = self.cluster.nodes.of(self.cluster.queues.pool(action.work.pool))
                 self._await_restore(action, [node.name for node in nodes])
-            commands += self.cancel(now, [action_id], reason, "expired")
+            commands += self.cancel(now, [action_id], reason, ended)
         self.overdue = self._deadlines.is_due(now) or self.next_grant_deadline_s <= now
         return commands
 
@@ -200,3 +203,7 @@ class ActionRegistry:
         assert on_nodes | set(queued) == set(self.actions), "neither on a node nor in a queue"
         batches = {action.request.batch for action in self.actions.values()}
         assert self._members.keys() == batches - {""}, "batches of unanswered actions"
+
+
+def _end_of_late(action: ActionState) -> EndedAs:
+    return "upstream-failed" if upstream_failure(action) else "expired"

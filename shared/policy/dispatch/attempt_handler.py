@@ -172,6 +172,8 @@ class AttemptHandler:
             return [self.registry.answer(now, action, "unknown-outcome", f"{why}; it is not repeatable", end)]
         if attempts >= self.max_attempts:
             return [self.registry.answer(now, action, ended, f"{why}; {attempts} attempts", end)]
+        if action.failed_calls is not None:  # the newest attempt did not end by the failure of an external service
+            action.postponed = ""
         action.move("queued")
         self.cluster.queues.enqueue(action)
         return []

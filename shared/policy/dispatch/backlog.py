@@ -173,9 +173,19 @@ def why_held_up(cluster: ClusterState, pool: Pool) -> str:
     return " and ".join(reasons) or "no node has all it needs free"
 
 
+def upstream_failure(action: ActionState) -> str:
+    """Return the last failure of the external service that a queued action calls, if its newest attempt ended with it
+    and another one may begin; else empty.
+    """
+    may_begin = action.state == "queued" and action.lane is not None and action.request.id not in action.lane.stuck
+    return action.postponed if may_begin and action.failed_calls is not None else ""
+
+
 def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
     """Reason why an action did not begin before its deadline."""
     work, lane = action.work, action.lane
+    if failure := upstream_failure(action):
+        return f"{failure}; its budget ended before the next attempt"
     if action.state == "parked":
         return "its deadline came while it was parked"
     if action.state == "resuming":

@@ -139,6 +139,10 @@ class Records:
             case "expired":
                 late = request.start_by_s is not None
                 assert late or self.now >= request.deadline_s, f"expired too early: {answer}"
+            case "upstream-failed":
+                failed = any(end.result.status == "upstream-failed" for end in ends)
+                late = self.now >= request.deadline_s and any(end.result.status == "postponed" for end in ends)
+                assert failed or late, f"an invented failure of an external service: {answer}"
             case "refused":
                 assert any(end.result.status == "refused" for end in ends), f"rejected by no node: {answer}"
             case "environment-lost":

@@ -20,6 +20,7 @@ from services.proxy.metrics import SUBMITTED
 from services.proxy.records.batching import Batcher
 from services.proxy.records.ids import Ids, random_id
 from services.proxy.records.intake import Intake
+from services.proxy.records.lease_records import is_lease, read_known_lease
 from services.proxy.records.lease_states import check_held, check_refused, unknown_lease, view_of
 from services.proxy.records.lease_submissions import submission_of_lease
 from services.proxy.records.lease_waiters import LeaseWaiters, Outcome, outcome_of
@@ -243,11 +244,12 @@ class LeaseService:
     ) -> None:
         """Release a lease of which `begin_release` has returned this. See `release`."""
         if ending is not None and (code := await self._within(ending)) is not None:
-            check_held(lease, code)
+            await self._check_held(lease, code)
             return
         if used:
             await self._check_used(lease, used)
-        check_held(lease, await self._ends.call(LeaseEnd(lease, fence, _json(dict(used)) if used else b"")))
+        code = await self._ends.call(LeaseEnd(lease, fence, _json(dict(used)) if used else b""))
+        await self._check_held(lease, code)
 
     async def _check_used(self, lease: str, used: Mapping[str, float]) -> None:
         async def read() -> ActionSubmitted | None:
@@ -255,6 +257,8 @@ class LeaseService:
             return None if record is None or not record.entry else await read_submission(self._redis, record.entry)
 
         submitted = await with_retries(read, what="reading a lease", limit_s=self._limit_s)
+        if submitted is not None and not is_lease(submitted):
+            raise unknown_lease(lease)
         if submitted is not None and (others := used.keys() - submitted.stages[0].quotas.keys()):
             names = ", ".join(submitted.stages[0].quotas)
             raise BadRequest(what=f"used: the lease takes nothing of {min(others)!r}; it takes {names}")
@@ -267,8 +271,14 @@ class LeaseService:
             NotFound: there is none.
         """
         code, expires_s = await self._renewals.call((lease, fence))
-        check_held(lease, "over" if code == "released" else code)
+        await self._check_held(lease, "over" if code == "released" else code)
         return expires_s
+
+    async def _check_held(self, lease: str, code: LeaseCode) -> None:
+        """See `check_held`. The store's functions answer `waits` for every action that is not granted as a lease."""
+        if code == "waits" and await self._read_known(lease) is None:
+            raise unknown_lease(lease)
+        check_held(lease, code)
 
     async def view(self, lease: str) -> LeaseView:
         """Return the state of a lease.
@@ -276,7 +286,7 @@ class LeaseService:
         Raises:
             NotFound: it was never requested, or has ended more than a minute ago.
         """
-        record = await self._read(lease)
+        record = await self._read_known(lease)
         if record is None:
             raise unknown_lease(lease)
         return view_of(lease, record, self._clock.unix())
@@ -284,6 +294,11 @@ class LeaseService:
     async def _read(self, lease: str) -> LeaseRecord | None:
         return await with_retries(
             lambda: held_leases.read_lease(self._redis, lease), what="reading a lease", limit_s=self._limit_s
+        )
+
+    async def _read_known(self, lease: str) -> LeaseRecord | None:
+        return await with_retries(
+            lambda: read_known_lease(self._redis, lease), what="reading a lease", limit_s=self._limit_s
         )
 
     async def _end_all(self, ends: list[LeaseEnd]) -> list[LeaseCode]:

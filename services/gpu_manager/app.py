@@ -148,7 +148,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             def report() -> ServicesChanged:
                 view, now, wrong = machine.view(), clock.monotonic(), declared.problems
                 of = node.identity, serving.declared, view, device_gb, faulty.reasons, released(), now, wrong
-                return services_of(*of)
+                return services_of(*of, offset_s=clock.unix() - now)
 
             def acquire_s() -> Seconds:
                 return 0.0 if owned is None else owned.acquire_s

@@ -4,8 +4,10 @@ page.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
 
@@ -41,10 +43,14 @@ def services_of(
     released: Iterable[int] = (),
     now: Seconds = 0.0,
     problems: Mapping[str, str] = MappingProxyType({}),
+    offset_s: Seconds = 0.0,
 ) -> ServicesChanged:
-    """Return the report. `now`: of the views' clock. `problems`: of wrong entries. O(services + instances)."""
+    """Return the report. `now`: of the views' clock. `problems`: of wrong entries. `offset_s`: from the views' clock to
+    Unix time. O(services + instances).
+    """
     resident: dict[str, list[tuple[int, int]]] = {}
     unusable: dict[str, list[tuple[int, int]]] = {}
+    reasons: dict[str, tuple[Seconds, str]] = {}
     asleep: dict[str, list[tuple[int, int, Seconds]]] = {}
     restoring: dict[str, Seconds] = {}
     measured: dict[str, dict[int, list[_Measured]]] = {}
@@ -61,6 +67,8 @@ def services_of(
             restoring[service] = min(left_s, restoring.get(service, left_s))
         if view.state == "quarantined" or view.yields:
             unusable.setdefault(service, []).append((first, size))
+            reason = _why_unusable(view, offset_s)
+            reasons[service] = min(reason, reasons.get(service, reason))
         elif view.state in _RESIDENT:
             resident.setdefault(service, []).append((first, size))
         elif view.state == "evicted" and view.level is not None:
@@ -80,6 +88,7 @@ def services_of(
             evict_s=evictions.get(name, {}),
             awake_gb_by=entry.awake_gb_by,
             asleep=asleep.get(name, []),
+            why_unusable=reasons.get(name, (0.0, ""))[1],
         )
         for name, entry in sorted(entries.items())
     ]
@@ -93,6 +102,16 @@ def services_of(
         released=sorted(released),
         problems=dict(problems),
     )
+
+
+def _why_unusable(view: InstanceView, offset_s: Seconds) -> tuple[Seconds, str]:
+    """Return the time of the next probe, infinite without one, and why an engine serves no action."""
+    if view.state != "quarantined":
+        return math.inf, view.why or "its load or restore is late"
+    if view.probe_s is None or not math.isfinite(view.probe_s):
+        return math.inf, f"quarantined: {view.why}"
+    probe_at = datetime.fromtimestamp(view.probe_s + offset_s, UTC)
+    return view.probe_s, f"quarantined: {view.why}; the next probe is at {probe_at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _impossible(entry: ServiceEntry, device_gb: Sequence[float]) -> Iterator[tuple[int, int]]:

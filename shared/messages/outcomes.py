@@ -154,6 +154,10 @@ class ServiceHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Chunks where an engine of it sleeps, each with the measured seconds of its restore there; 0: not measured. Older
     nodes end before it.
     """
+    why_unusable: str = ""
+    """Reason of the engine in `unusable` that is probed first, and the time of its probe; empty: none. Older nodes end
+    before it.
+    """
 
 
 class ServicesChanged(Message, frozen=True, kw_only=True, tag="services-changed.v1"):

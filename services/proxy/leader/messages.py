@@ -154,6 +154,7 @@ def to_services(changed: ServicesChanged) -> ServicesReported:
         tuple(changed.released),
         restoring,
         changed.problems,
+        {one.service: one.why_unusable for one in changed.services if one.why_unusable},
     )
 
 

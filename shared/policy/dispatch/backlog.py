@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.service_reasons import why_unserved
 from shared.policy.model.formulation import EnvironmentNeed, Work
 from shared.policy.model.waiting import QuotaBacklog
 from shared.policy.resources.pools import BEGINS, Pool
@@ -35,7 +36,7 @@ class StuckWork:
     """Number of actions."""
     quotas: dict[str, float] = field(default_factory=dict)
     reason: str = ""
-    """Reason, if quotas cannot give what it needs; empty: nodes lack something."""
+    """Reason, if quotas cannot give what it needs or its model service is the cause; empty: nodes lack something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def survey(cluster: ClusterState, now: float = 0.0) -> Backlog:
             _kind(action.work, _begun(action)),
             tuple(action.needs.items()),
             tuple(action.work.quotas.items()),
-            why_never(cluster.quotas, action.amounts),
+            why_never(cluster.quotas, action.amounts) or why_unserved(cluster, action),
             action.request.batch,
         )
         for action in stuck_actions(cluster)
@@ -152,7 +153,7 @@ def stuck_text(cluster: ClusterState, action: ActionState) -> str:
     """Reason why a stuck action cannot run at present: quotas cannot give what it needs, or no node can."""
     if reason := why_never(cluster.quotas, action.amounts):
         return f"{reason}; it waits until its budget ends"
-    if reason := cluster.nodes.unusable.why(action.work.service):
+    if reason := why_unserved(cluster, action):
         return f"{reason}; it waits for a node that can until its budget ends"
     lacks = lacking(_kind(action.work, _begun(action)), action.needs, action.work.pool)
     return f"{lacks} now; it waits for one until its budget ends"
@@ -209,5 +210,4 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
         return f"its deadline came while it waited for the quotas {', '.join(action.work.quotas)}: {lacks}"
     if any(action.could_run_on(node) for node in cluster.nodes.of(cluster.queues.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"
-    unusable = cluster.nodes.unusable.why(work.service)
-    return unusable or lacking(_kind(work, _begun(action)), action.needs, work.pool)
+    return why_unserved(cluster, action) or lacking(_kind(work, _begun(action)), action.needs, work.pool)

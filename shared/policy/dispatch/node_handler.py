@@ -131,6 +131,7 @@ class NodeHandler:
         before = chunks.offer
         self.cluster.nodes.restores.report(report.node, report.restoring, now)
         self.cluster.nodes.unusable.report(report.node, report.problems)
+        self.cluster.nodes.quarantined.report(report.node, report.quarantined)
         chunks.report(report.services, report.device_gb, report.bad, report.released)
         self.cluster.nodes.served(node)
         if chunks.offer != before:

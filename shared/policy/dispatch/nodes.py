@@ -45,6 +45,10 @@ class Nodes:
     """Restores of model services that present nodes report."""
     unusable: UnusableServices = field(default_factory=UnusableServices)
     """Model services whose entries are wrong on present nodes."""
+    quarantined: UnusableServices = field(default_factory=UnusableServices)
+    """Model services with quarantined or late engines on present nodes. New actions wait for them."""
+    unserved: dict[Hashable, str] = field(default_factory=dict)
+    """Sort of work -> reason why no node can serve it, empty: none is known; valid as `possible`."""
 
     def __post_init__(self) -> None:
         self.rankings = Rankings(self.present)
@@ -83,6 +87,12 @@ class Nodes:
             self.possible.clear()
         self.possible[sort] = possible
 
+    def remember_unserved(self, sort: Hashable, reason: str) -> None:
+        """Remember why no node can serve a sort of work."""
+        if len(self.unserved) >= MOST_SORTS:
+            self.unserved.clear()
+        self.unserved[sort] = reason
+
     def incarnation(self, name: str, incarnation: str) -> Node | None:
         """Return the node of this name if this is its present incarnation."""
         node = self.present.get(name)
@@ -96,6 +106,7 @@ class Nodes:
         if node.name in self.present:
             self._take_out(self.present[node.name])
             self.unusable.forget(node.name)
+            self.quarantined.forget(node.name)
         self.present[node.name] = node
         insort(self._by_class.setdefault(node.node_class, []), node, key=_by_name)
         self._kinds.setdefault(node.node_class, Counter())[node.kinds] += 1
@@ -121,6 +132,7 @@ class Nodes:
             return
         self.restores.forget(name)
         self.unusable.forget(name)
+        self.quarantined.forget(name)
         self._take_out(node)
         self._changed(node)
         if node.asked:
@@ -137,6 +149,7 @@ class Nodes:
 
     def _changed(self, node: Node) -> None:
         self.possible.clear()
+        self.unserved.clear()
         self._plain.clear()
         self.rankings.touch(node.name)
 

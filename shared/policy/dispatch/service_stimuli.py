@@ -25,3 +25,5 @@ class ServicesReported:
     """Service -> seconds until an engine of it is expected to be resident, of restores under way."""
     problems: Mapping[str, str] = field(default_factory=dict)
     """Service -> reason why the node cannot use its entry."""
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    """Service -> reason why one of its engines serves no action, and the time of the next probe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -40,6 +41,17 @@ def test_a_chunk_whose_load_yields_is_unusable_for_its_service() -> None:
     (one, other) = services_of(NODE, ENTRIES, views, [24.0] * 4).services
     assert (one.resident, one.unusable) == ([(1, 1)], [(0, 1)])
     assert other.unusable == []
+
+
+def test_the_reason_of_the_engine_that_is_probed_first_is_reported() -> None:
+    quarantined = [replace(view(gpu, "quarantined"), why="a wrong canary", probe_s=90.0 - gpu) for gpu in range(3)]
+    quarantined.append(replace(view(3, "quarantined"), why="it dies", probe_s=math.inf))
+    late = replace(view(0, "loading", service="b"), yields=True)
+    one, other = services_of(NODE, ENTRIES, [*quarantined, late], [24.0] * 4, offset_s=1000.0).services
+    assert one.why_unusable == "quarantined: a wrong canary; the next probe is at 1970-01-01T00:18:08Z"
+    assert other.why_unusable == "its load or restore is late"
+    (one, _) = services_of(NODE, ENTRIES, quarantined[3:], [24.0] * 4).services
+    assert one.why_unusable == "quarantined: it dies"
 
 
 def test_the_address_of_an_engine_is_published_while_it_answers_calls() -> None:

@@ -43,7 +43,7 @@ def test_memory_by_degree_reaches_the_leader_and_older_nodes_have_one_for_all() 
     assert isinstance(read, ServicesChanged)
     found = to_services(read).services["a"].on(4)
     assert [found.gb(degree) for degree in (1, 2, 4)] == [30.0, 16.0, 30.0]
-    older = msgspec.convert(msgspec.to_builtins(held)[:-2], ServiceHeld)
+    older = msgspec.convert(msgspec.to_builtins(held)[:-3], ServiceHeld)
     found = to_services(msgspec.structs.replace(changed, services=[older])).services["a"]
     assert [found.gb(degree) for degree in (1, 2)] == [30.0, 30.0]
 
@@ -55,8 +55,18 @@ def test_sleeping_engines_reach_the_leader_and_older_nodes_report_none() -> None
     read = msgspec.msgpack.decode(msgspec.msgpack.encode(changed), type=Outcome)
     assert isinstance(read, ServicesChanged)
     assert to_services(read).services["a"].on(2).asleep == {Chunk(0, 1): 0.3, Chunk(1, 1): 0.0}
-    older = msgspec.convert(msgspec.to_builtins(held)[:-1], ServiceHeld)
+    older = msgspec.convert(msgspec.to_builtins(held)[:-2], ServiceHeld)
     assert to_services(msgspec.structs.replace(changed, services=[older])).services["a"].asleep == {}
+
+
+def test_reasons_of_unusable_engines_reach_the_leader_and_older_nodes_report_none() -> None:
+    held = ServiceHeld(service="a", degrees=[1], concurrency=1, awake_gb=16.0, why_unusable="quarantined: it dies")
+    changed = ServicesChanged(node="n", incarnation="1", resource="gpus", services=[held], device_gb=[24.0])
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(changed), type=Outcome)
+    assert isinstance(read, ServicesChanged)
+    assert to_services(read).quarantined == {"a": "quarantined: it dies"}
+    older = msgspec.convert(msgspec.to_builtins(held)[:-1], ServiceHeld)
+    assert to_services(msgspec.structs.replace(changed, services=[older])).quarantined == {}
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf, -math.inf, 1e300])

@@ -55,7 +55,9 @@ def test_an_action_of_a_service_that_no_file_names_waits_as_before() -> None:
     one = mesh()
     assert one.answers("x", "nobody") == []
     (text,) = one.stuck()
-    assert "by the model service 'nobody'" in text
+    assert text == (
+        "no node has a model service 'nobody'; declared are good; it waits for a node that can until its budget ends"
+    )
 
 
 def test_accepted_work_waits_for_the_correction_with_the_reason() -> None:

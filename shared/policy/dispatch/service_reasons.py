@@ -9,6 +9,7 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.chunks import ServedModel, aligned
 from shared.policy.resources.chunks import Chunks
+from shared.policy.resources.model_residency import ROUNDING_GB
 
 MOST_NAMED: Final = 8
 """Most declared services that a reason names."""
@@ -42,10 +43,26 @@ def _why_unserved(cluster: ClusterState, action: ActionState) -> str:
 
 def _why_no_chunk(cluster: ClusterState, action: ActionState, hosts: list[tuple[Chunks, ServedModel]]) -> str:
     """Return why a service has no chunk, although nodes have it. Empty: what its nodes lack is something else."""
-    service, resource = action.work.service, action.resource
+    service, resource, wanted = action.work.service, action.resource, _amounts(action)
+    offered = sorted({degree for chunks, served in hosts for degree in served.degrees if _has(chunks, served, degree)})
+    if offered and not set(wanted).intersection(offered):
+        other = "".join(f" or {degree}" for degree in offered[1:])
+        return (
+            f"no engine of the model service {service!r} has {resource}={', '.join(map(str, wanted))}; "
+            f'write "units": {{"{resource}": {offered[0]}}}{other}'
+        )
     if list(_chunks(action, hosts)) and all(_chunks(action, hosts)):
         return f"all {resource} of the model service {service!r} are faulty"
     return cluster.nodes.quarantined.why(service)
+
+
+def _has(chunks: Chunks, served: ServedModel, degree: int) -> bool:
+    """Return whether units of a node, faulty ones included, have the number and the memory for an engine."""
+    device_gb, needed_gb = chunks.models.device_gb, served.gb(degree) - ROUNDING_GB
+    return any(
+        min(device_gb[chunk.first : chunk.first + degree], default=0.0) >= needed_gb
+        for chunk in aligned(chunks.capacity, degree)
+    )
 
 
 def _chunks(action: ActionState, hosts: Iterable[tuple[Chunks, ServedModel]]) -> Iterator[bool]:

@@ -79,6 +79,29 @@ def test_a_service_of_faulty_gpus_has_that_reason() -> None:
     assert one.stuck() == [f"all gpus of the model service 'a' are faulty{WAITS}"]
 
 
+def wrong_units(service: ServedModel, units: int = 1) -> str:
+    one = mesh(4, a=service)
+    one.submit("x", use("a", units))
+    (text,) = one.stuck()
+    return text
+
+
+def test_units_that_no_engine_has_are_named_with_those_to_write() -> None:
+    hint = "no engine of the model service 'a' has gpus=1; write \"units\": "
+    assert wrong_units(served(2)) == f'{hint}{{"gpus": 2}}{WAITS}'
+    assert wrong_units(served(2, 4, 8)) == f'{hint}{{"gpus": 2}} or 4{WAITS}', "the node has 4"
+    by_degree = ServedModel((1, 2), awake_gb_by={1: 100.0, 2: 50.0})
+    unusable = frozenset(Chunk(number, 1) for number in range(4))
+    assert wrong_units(replace(by_degree, unusable=unusable)) == f'{hint}{{"gpus": 2}}{WAITS}', "a GPU has 80 GB"
+
+
+def test_the_degree_is_right_as_soon_as_one_node_has_it() -> None:
+    one = Mesh(("a", "b"), gpus=2, services={"a": served(2)})
+    one.join()
+    one.handle(one.report("b", {"a": served(1)}))
+    assert [grant.node for grant in one.submit("x", use("a"))] == ["b"]
+
+
 def test_the_reason_follows_the_reports_and_is_computed_once_between_them() -> None:
     one = mesh(a=served())
     for number in range(3):

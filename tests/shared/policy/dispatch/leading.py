@@ -10,11 +10,11 @@ from shared.policy.model.results import AttemptResult, ExecutionStatus
 from tests.shared.policy.strategies import SPECS, joined, node, reported, submitted
 
 
-def leading(*names: str, **units: int) -> Dispatcher:
-    """A dispatcher that has read the (empty) inventories of these nodes. `units` of each: 4 cores."""
+def leading(*names: str, cores: int = 4, calls: int = 0) -> Dispatcher:
+    """A dispatcher that has read the (empty) inventories of these nodes."""
     dispatcher = Dispatcher(specs=SPECS)
     for name in names:
-        meet(dispatcher, name, **units)
+        meet(dispatcher, name, cores=cores, calls=calls)
     return dispatcher
 
 
@@ -24,10 +24,11 @@ def meet(
     held: dict[str, HeldGrant] | None = None,
     *,
     incarnation: str = "1",
-    **units: int,
+    cores: int = 4,
+    calls: int = 0,
 ) -> list[Command]:
-    now = 0.0
-    asked = dispatcher.handle(now, joined(node(name, {"cores": 4} | units, incarnation=incarnation)))
+    now, units = 0.0, {"cores": cores, "calls": calls} if calls else {"cores": cores}
+    asked = dispatcher.handle(now, joined(node(name, units, incarnation=incarnation)))
     assert AskInventory(name) in asked
     return dispatcher.handle(now, InventoryReported(name, incarnation, held or {}))
 

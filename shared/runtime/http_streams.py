@@ -136,15 +136,19 @@ class StreamClient:
         fields = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
         session, connection = self._unkept if new_connection else self._session, _Connection()
         try:
+            address = URL(url, encoded=True)
+        except ValueError as error:
+            raise Unreachable("its address is invalid") from error
+        try:
             response = await session.request(
                 method,
-                URL(url, encoded=True),
+                address,
                 headers=fields,
                 data=_sent(body),
                 allow_redirects=False,
                 trace_request_ctx=connection,
             )
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, UnicodeError) as error:  # a name that cannot be encoded
             ended = isinstance(error, _ENDED) and not isinstance(error, aiohttp.ClientConnectorError)
             raise Unreachable(type(error).__name__, kept_ended=ended and connection.is_reused) from error
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,6 +15,8 @@ from shared.runtime.units import Seconds
 MAX_TOKENS: Final = 16
 _SHOWN_CHARS: Final = 200
 _MISSING: Final = object()
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+"""Index of a JSON pointer (RFC 6901, 4), bounded: Python refuses to read numbers of more than 4,300 digits."""
 
 
 async def send_canary(http: EngineHttp, model: str, canary: EngineCanary, *, within_s: Seconds) -> None:
@@ -28,10 +32,10 @@ async def send_canary(http: EngineHttp, model: str, canary: EngineCanary, *, wit
     answer = await http.call("POST", canary.path, canary.body, within_s=within_s)
     found = _at(answer, canary.pointer or "")
     if found is _MISSING:
-        raise WrongAnswer(f"the canary's answer has nothing at {canary.pointer!r}: {str(answer)[:_SHOWN_CHARS]}")
+        raise WrongAnswer(f"the canary's answer has nothing at {_cut(canary.pointer)}: {_shown(answer)}")
     if not _equal(found, canary.expect, canary.tolerance):
         raise WrongAnswer(
-            f"the canary's answer at {canary.pointer!r} is {str(found)[:_SHOWN_CHARS]}, not {canary.expect!r} "
+            f"the canary's answer at {_cut(canary.pointer)} is {_shown(found)}, not {_cut(canary.expect)} "
             f"(tolerance {canary.tolerance:g})"
         )
 
@@ -46,7 +50,9 @@ async def _check_completion(http: EngineHttp, model: str, canary: EngineCanary, 
     answer = await http.call("POST", path, asked | canary.body, within_s=within_s)
     text = _text(answer)
     if str(canary.expect) not in text:
-        raise WrongAnswer(f"the canary's answer is {text[:_SHOWN_CHARS]!r}, which does not contain {canary.expect!r}")
+        raise WrongAnswer(
+            f"the canary's answer is {text[:_SHOWN_CHARS]!r}, which does not contain {_cut(canary.expect)}"
+        )
 
 
 def _text(answer: Any) -> str:
@@ -63,7 +69,7 @@ def _at(document: Any, pointer: str) -> Any:
         part = part.replace("~1", "/").replace("~0", "~")
         if isinstance(here, dict) and part in here:
             here = here[part]
-        elif isinstance(here, list) and part.isdecimal() and int(part) < len(here):
+        elif isinstance(here, list) and _INDEX.fullmatch(part) and int(part) < len(here):
             here = here[int(part)]
         else:
             return _MISSING
@@ -74,9 +80,30 @@ def _equal(found: Any, expected: str | float | Sequence[float], tolerance: float
     if isinstance(expected, str):
         return bool(found == expected)
     if isinstance(expected, int | float):
-        return isinstance(found, int | float) and not isinstance(found, bool) and abs(found - expected) <= tolerance
+        return abs(_number(found) - expected) <= tolerance
     return (
         isinstance(found, list)
         and len(found) == len(expected)
         and all(_equal(one, other, tolerance) for one, other in zip(found, expected, strict=True))
     )
+
+
+def _number(found: Any) -> float:
+    """Return a number as a float; NaN, which equals nothing, if it is none or is too large."""
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        return math.nan
+    try:
+        return float(found)
+    except OverflowError:
+        return math.nan
+
+
+def _shown(found: Any) -> str:
+    try:
+        return str(found)[:_SHOWN_CHARS]
+    except (ValueError, RecursionError):
+        return "a value that cannot be shown"
+
+
+def _cut(declared: Any) -> str:
+    return repr(declared)[:_SHOWN_CHARS]

@@ -50,26 +50,27 @@ class EngineHttp:
 
         Raises:
             EngineGone: nothing listens, or the connection broke off before the answer was complete.
-            EngineError: no complete answer came within `within_s`.
+            EngineError: no complete answer came within `within_s`, or the request cannot be sent.
         """
-        headers = list(self._headers)
+        headers, call = list(self._headers), f"{method} {target}"
         if body is not None:
             headers.append(("content-type", "application/json"))
         request = HttpRequest(
             method,
             self.url + target,
             headers,
-            None if body is None else msgspec.json.encode(body),
+            None if body is None else _encoded(body, call),
             owner=self.url,
             partition=uuid.uuid4().hex,  # on a connection of its own
         )
         limits = HttpLimits(within_s + _SPARE_S, within_s + _SPARE_S, MOST_BYTES)
-        call = f"{method} {target}"
         try:
             async with asyncio.timeout(within_s):
                 reply = await self._client.exchange(request, limits)
         except TimeoutError:
             raise EngineError(f"{call} had no complete answer within {within_s:g} s") from None
+        except ValueError as error:  # of the parser of addresses, or of a name's encoding
+            raise EngineError(f"{call} cannot be sent to {self.url}: its address is invalid") from error
         if isinstance(reply, HttpFailure):
             raise EngineGone(f"{call} failed: {reply.reason}")
         return reply
@@ -85,6 +86,13 @@ class EngineHttp:
         if reply.status != 200:
             raise refused(f"{method} {target}", reply)
         return json_of(reply)
+
+
+def _encoded(body: object, call: str) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise EngineError(f"{call} cannot be sent: its body cannot be written as JSON") from error
 
 
 def refused(call: str, reply: HttpReply) -> EngineError:

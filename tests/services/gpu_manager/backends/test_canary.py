@@ -117,6 +117,9 @@ async def test_a_value_at_a_pointer_is_compared(engines: Engines, pointer: str, 
         ("/model", 1.0),
         ("/data/1/score", 0.83),
         ("/data/-1/score", 0.83),
+        ("/data/00/score", 0.8301),
+        ("/data/\u0660/score", 0.8301),
+        (f"/data/{'9' * 5000}/score", 0.8301),
         ("/none", 0.83),
         ("", 0.83),
     ],
@@ -124,14 +127,24 @@ async def test_a_value_at_a_pointer_is_compared(engines: Engines, pointer: str, 
 async def test_another_value_or_none_is_wrong(engines: Engines, pointer: str, expect: Any) -> None:
     async with answering(engines, SCORES) as (http, _):
         canary = EngineCanary(path="/v1/score", pointer=pointer, expect=expect)
-        with pytest.raises(WrongAnswer, match="the canary's answer"):
+        with pytest.raises(WrongAnswer, match="the canary's answer") as raised:
             await send_canary(http, "judge", canary, within_s=5)
+        assert len(raised.value.reason) < 600
 
 
 async def test_not_a_number_is_wrong(engines: Engines) -> None:
     async with answering(engines, {"score": float("nan")}) as (http, _):
         with pytest.raises(WrongAnswer):
             await send_canary(http, "judge", EngineCanary(path="/v1/score", pointer="/score", expect=0.5), within_s=5)
+
+
+@pytest.mark.parametrize("expect", [0.5, [0.5]])
+async def test_a_number_without_a_float_is_wrong(engines: Engines, expect: Any) -> None:
+    number = 10**400
+    async with answering(engines, {"score": [number] if isinstance(expect, list) else number}) as (http, _):
+        canary = EngineCanary(path="/v1/score", pointer="/score", expect=expect, tolerance=1e308)
+        with pytest.raises(WrongAnswer):
+            await send_canary(http, "judge", canary, within_s=5)
 
 
 @pytest.mark.parametrize(

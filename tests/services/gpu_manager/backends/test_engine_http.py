@@ -111,6 +111,17 @@ async def test_a_large_answer_is_not_read_to_its_end(engines: Engines) -> None:
             await engine.call("GET", "/x", within_s=20)
 
 
+@pytest.mark.parametrize("url", ["http://a\\b:1", "http://xn--:1", "http://a..b:1", "http://127.0.0.1:1v1"])
+async def test_an_invalid_address_is_an_error(engines: Engines, url: str) -> None:
+    with pytest.raises(EngineError, match=r"GET /x (cannot be sent to .*: its address is invalid|failed: )"):
+        await EngineHttp(engines.client, url).call("GET", "/x", within_s=5)
+
+
+async def test_a_body_that_is_no_json_is_an_error(engines: Engines) -> None:
+    with pytest.raises(EngineError, match="POST /x cannot be sent: its body cannot be written as JSON"):
+        await EngineHttp(engines.client, "http://127.0.0.1:1").call("POST", "/x", {"a": 10**5000}, within_s=5)
+
+
 async def test_each_call_has_its_own_connection(engines: Engines) -> None:
     """The engine closes a kept connection some day, and that would look like its end."""
     async with answering(engines, http(200, "1"), hangs=True) as (engine, received):

@@ -39,11 +39,38 @@ def check_entry(entry: ServiceEntry) -> None:
             'canary: the API treadle completes no prompt; write {"path": "/v1/score", "body": {"inputs": ["..."]}, '
             '"pointer": "/scores/0", "expect": 0.5}'
         )
+    _check_path("health", entry.health, "/health")
+    _check_canary(entry)
     _check_start(entry)
     for text in entry.env.values():
         _check_places("env", text)
     if reserved := RESERVED & entry.env.keys():
         raise ValueError(f"env: remove {min(reserved)}; the chunk decides it")
+
+
+def _check_canary(entry: ServiceEntry) -> None:
+    canary = entry.canary
+    if canary is None:
+        return
+    if canary.path:
+        _check_path("canary.path", canary.path, "/v1/completions" if canary.prompt else "/v1/score")
+    if canary.pointer and not canary.pointer.startswith("/"):
+        raise ValueError(
+            'canary.pointer: it should be empty or begin with "/", as "/scores/0"; empty is the whole answer'
+        )
+
+
+def _check_path(what: str, path: str, example: str) -> None:
+    if not path.startswith("/") or not _is_plain(path):
+        raise ValueError(
+            f'{what}: {path[:SHOWN_CHARS]!r} should begin with "/" and have no spaces or control characters; '
+            f'write it as "{example}"'
+        )
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether a text has neither spaces nor control characters, which would end it in a request."""
+    return not any(each.isspace() or not each.isprintable() for each in text)
 
 
 def _check_memory(entry: ServiceEntry) -> None:
@@ -133,8 +160,11 @@ def _check_places(what: str, text: str) -> None:
 def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        host = parts.hostname or ""
+        host.encode("idna")  # as the system's resolver does
+        valid = parts.scheme in ("http", "https") and host and (parts.port is None or parts.port > 0)
     except ValueError:
         valid = False
-    if not valid or parts.query or parts.fragment or parts.username is not None or any(each.isspace() for each in url):
+    is_plain = url.isascii() and _is_plain(url) and "\\" not in url
+    if not valid or not is_plain or parts.query or parts.fragment or parts.username is not None:
         raise ValueError("url: it is no base address; write one as http://127.0.0.1:8001")  # it may have a password

@@ -11,6 +11,7 @@ import asyncio
 from typing import Final
 
 from services.gpu_manager.backends.protocol import Backend
+from services.gpu_manager.engine_failures import failure_reason
 from services.gpu_manager.metrics import LIVENESS
 from shared.policy.serving.model import InstanceId, Liveness
 from shared.runtime import log
@@ -48,8 +49,12 @@ async def read_liveness(backend: Backend, pause_s: Seconds = PAUSE_S) -> tuple[L
 
 
 async def checked_liveness(instance: InstanceId, backend: Backend) -> tuple[Liveness, str]:
-    """Return as `read_liveness`, and count and log what was found."""
-    found, reason = await read_liveness(backend)
+    """Return as `read_liveness`, and count and log what was found. `silent`: the check has failed."""
+    found: Liveness = "silent"
+    try:
+        found, reason = await read_liveness(backend)
+    except Exception as error:  # noqa: BLE001
+        reason = failure_reason(error, instance, "liveness")
     LIVENESS.labels(found).inc()
     if found != "alive":
         _log.warning("engine_silent", instance=str(instance), found=found, reason=reason)

@@ -1,8 +1,8 @@
 """Execution of the decisions about engines: commands of the pure machine become calls of backends.
 
 `NodeServing` (`shared.policy.serving`) decides; here each step is one task, whose end is a stimulus. Laws:
-  - each step ends in exactly one `Stepped`, also if it is cancelled. An error that is no `EngineError` or `OSError` is
-    a bug of ours, and ends the service;
+  - each step ends in exactly one `Stepped`, also if it is cancelled;
+  - whatever a call of a backend raises fails its engine alone. An error of the machine ends the service (ADR 0093);
   - memory is measured before a load or a restore: an engine is not started into memory that is in use;
   - a holder's context ends in exactly one `HolderEnded`, also if it is cancelled.
 """
@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.gpu_manager.backends.given_engines import leave_given
-from services.gpu_manager.backends.protocol import Backend, EngineError, Level
+from services.gpu_manager.backends.protocol import Backend, Level
 from services.gpu_manager.device_checks import check_memory
 from services.gpu_manager.devices import DeviceMemory
 from services.gpu_manager.engine_calls import EngineAddress
+from services.gpu_manager.engine_failures import abort_requests, end_of, found_residency
 from services.gpu_manager.engine_use import EngineUse, NotServed
 from services.gpu_manager.liveness import checked_liveness
 from services.gpu_manager.metrics import EVICTIONS
@@ -111,11 +112,7 @@ class Serving:
         self._spawn(self._find(instance), f"find {instance}")
 
     async def _find(self, instance: InstanceId) -> None:
-        try:
-            residency = await self._backends[instance].residency()
-        except EngineError as error:
-            _log.warning("engine_not_found", instance=str(instance), reason=error.reason)
-            residency = "unknown"
+        residency = await found_residency(instance, self._backends[instance])
         self.handle(model.Found(instance, residency))
 
     # ---- holders -----------------------------------------------------------------------------------------------
@@ -221,7 +218,7 @@ class Serving:
             case model.CancelStep(instance):
                 self._steps.cancel(instance)
             case model.Abort(instance):
-                self._spawn(self._aborted(instance), f"abort {instance}")
+                self._spawn(abort_requests(instance, self._backends[instance]), f"abort {instance}")
             case model.CheckLiveness(instance):
                 self._checks[instance] = self._spawn(self._live(instance), f"check {instance}")
 
@@ -280,12 +277,6 @@ class Serving:
             self.entries.pop(name, None)
             self._removed.discard(name)
 
-    async def _aborted(self, instance: InstanceId) -> None:
-        try:
-            await self._backends[instance].abort()
-        except EngineError as error:  # its holders end by their deadline, or the engine is stopped
-            _log.warning("abort_failed", instance=str(instance), reason=error.reason)
-
     async def _live(self, instance: InstanceId) -> None:
         found, reason = await checked_liveness(instance, self._backends[instance])
         del self._checks[instance]
@@ -297,7 +288,7 @@ class Serving:
         self._watches[instance] = self._spawn(self._watched(instance, backend), f"watch {instance}")
 
     async def _watched(self, instance: InstanceId, backend: Backend) -> None:
-        reason = await backend.ended()
+        reason = await end_of(instance, backend)
         self._watches.pop(instance, None)
         self.handle(model.EngineDied(instance, reason))
 
@@ -317,7 +308,7 @@ class Serving:
         self._failed.set()
 
     async def failed(self) -> None:
-        """Wait until a step or a stimulus has failed by a bug of ours, and raise its error: the service must end."""
+        """Wait until the machine has failed by a bug of ours, and raise its error: the service must end."""
         await self._failed.wait()
         assert self._error is not None, "it has failed"
         raise self._error
@@ -327,4 +318,4 @@ class Serving:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        await stop_engines(set(self._tasks), self._backends.values(), within_s)
+        await stop_engines(set(self._tasks), self._backends, within_s)

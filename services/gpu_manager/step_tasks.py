@@ -1,4 +1,7 @@
-"""Tasks of the steps of engines. Each step ends in exactly one `Stepped`, also if it is cancelled for others."""
+"""Tasks of the steps of engines.
+
+Law: each step ends in exactly one `Stepped`, also if it is cancelled for others or raises an unexpected error.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.gpu_manager.backends.protocol import EngineError, Level, OutOfMemory
+from services.gpu_manager.backends.protocol import Level, OutOfMemory
+from services.gpu_manager.engine_failures import failure_reason
 from services.gpu_manager.metrics import STEP_SECONDS
 from shared.policy.serving.model import InstanceId, Outcome, Step, Stepped
 from shared.runtime import log
@@ -46,14 +50,12 @@ class StepTasks:
             left = await work
         except OutOfMemory as error:
             outcome, reason = "oom", error.reason
-        except EngineError as error:
-            outcome, reason = "failed", error.reason
-        except OSError as error:  # for example no descriptor is left: one engine fails, not the node
-            outcome, reason = "failed", str(error)
         except asyncio.CancelledError:
             if instance not in self._cancelled:
                 raise
             outcome, reason = "failed", "it was cancelled"
+        except Exception as error:  # noqa: BLE001
+            outcome, reason = "failed", failure_reason(error, instance, step)
         took_s = self.clock.monotonic() - began
         STEP_SECONDS.labels(step, outcome).observe(took_s)
         if outcome != "ok":

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from services.gpu_manager.backends.protocol import Capabilities, Footprint, Residency
-from services.gpu_manager.liveness import READINGS, read_liveness
+from services.gpu_manager.liveness import READINGS, checked_liveness, read_liveness
+from shared.policy.model.chunks import Chunk
+from shared.policy.serving.model import InstanceId
 from tests.services.gpu_manager.test_serving import WrittenBackend
 
 
@@ -52,3 +54,16 @@ async def test_a_kind_that_answers_at_work_hangs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Silent, "flags", flags)
     assert (await found(cpu_s=[1.0, 9.0]))[0] == "hung"
     assert (await found(states=["asleep1"]))[0] == "hung", "it is not resident either"
+
+
+@dataclass
+class Broken(WrittenBackend):
+    """Its state cannot be read by a bug of ours."""
+
+    async def residency(self) -> Residency:
+        raise LookupError("a bug")
+
+
+async def test_a_check_that_fails_by_a_bug_shows_no_hang() -> None:
+    found = await checked_liveness(InstanceId("a", Chunk(0, 1)), Broken("a", set()))
+    assert found == ("silent", "internal error: LookupError")

@@ -24,6 +24,7 @@ from services.gpu_manager.backends.protocol import (
 from services.gpu_manager.described_memory import DescribedMemory
 from services.gpu_manager.device_checks import check_memory
 from services.gpu_manager.devices import GIB, GpuDevice
+from services.gpu_manager.engine_failures import abort_requests
 from services.gpu_manager.engine_use import NotServed
 from services.gpu_manager.executor import GpuExecutor
 from services.gpu_manager.kernel_actions import KernelActions
@@ -118,6 +119,21 @@ class SleepingBackend(WrittenBackend):
         assert level == "asleep1"
         await self._step("evict")
         self.awake.discard(self.name)
+
+
+class Unreadable(WrittenBackend):
+    """Its state cannot be read by a bug of ours."""
+
+    async def residency(self) -> Residency:
+        raise LookupError("a bug")
+
+
+class Unwatched(WrittenBackend):
+    """Its end cannot be read by a bug of ours."""
+
+    async def ended(self) -> str:
+        await self.died.wait()
+        raise LookupError("a bug")
 
 
 class Memory(DescribedMemory):
@@ -291,12 +307,61 @@ def test_another_expected_time_of_loads_starts_no_engine_again() -> None:
     assert specs[0].same_engine(specs[1])
 
 
-async def test_a_failure_of_ours_ends_the_service(node: Node) -> None:
-    node.backends["a"].fails["prepare"] = LookupError("a bug")
-    waiting = asyncio.create_task(_use(node, "h1", "a"))
+@pytest.mark.parametrize("step", ["prepare", "canary", "stop"])
+async def test_an_unexpected_error_of_a_step_fails_its_engine_alone(step: str) -> None:
+    node = Node()
+    node.backends["a"].fails[step] = LookupError("a bug")
+    if step == "stop":
+        await _use(node, "h1", "a")
+        with pytest.raises(NotServed):
+            await _use(node, "h2", "b")
+        node.backends["a"].fails.clear()
+    else:
+        with pytest.raises(NotServed, match="internal error: LookupError"):
+            await _use(node, "h1", "a")
+        await _use(node, "h2", "b")
+    assert not node.serving._failed.is_set()
+    assert node.state("a") == "quarantined"
+    assert any("internal error: LookupError" in view.why for view in node.machine.view())
+    await node.serving.stop(5.0)
+
+
+async def test_an_unexpected_error_of_a_search_fails_its_engine_alone(node: Node) -> None:
+    node.backends["a"] = Unreadable("a", node.awake)
+    node.serving.expect(InstanceId("a", Chunk(0, 1)))
+    await _use(node, "h1", "b")
+    assert node.backends["a"].steps["stop"] == 1, "it may hold memory"
+    assert not node.serving._failed.is_set()
+
+
+async def test_an_unexpected_error_of_a_watch_is_the_end_of_its_engine(node: Node) -> None:
+    node.backends["a"] = engine = Unwatched("a", node.awake)
+    await _use(node, "h1", "a")
+    engine.died.set()
+    await _use(node, "h2", "b")
+    assert engine.steps["stop"] == 1
+    assert not node.serving._failed.is_set()
+
+
+async def test_an_error_of_an_abort_or_a_stop_of_the_node_stops_no_other(node: Node) -> None:
+    engine = node.backends["a"]
+    await _use(node, "h1", "a")
+    engine.fails["abort"] = engine.fails["stop"] = LookupError("a bug")
+    await abort_requests(InstanceId("a", Chunk(0, 1)), engine)
+    await node.serving.stop(5.0)
+    assert (engine.steps["abort"], engine.steps["stop"]) == (1, 1)
+    node.awake.clear()
+
+
+async def test_an_error_of_the_machine_ends_the_service(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(NodeServing, "handle", fails)
+    with pytest.raises(LookupError, match="a bug"):
+        await _use(node, "h1", "a")
     with pytest.raises(LookupError, match="a bug"):
         await node.serving.failed()
-    waiting.cancel()
 
 
 async def _use(node: Node, holder: str, name: str, within_s: float = 5.0) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from services.gpu_manager.backends.protocol import Level
 from services.gpu_manager.engine_use import NotServed
@@ -56,6 +57,22 @@ async def test_a_step_that_was_not_cancelled_for_others_reports_nothing_when_the
     await asyncio.wait(steps.spawned, timeout=5.0)
     assert steps.spawned[0].cancelled()
     assert steps.ended == []
+
+
+async def _fails() -> Level | None:
+    raise LookupError("a bug")
+
+
+async def test_an_unexpected_error_fails_the_step_and_is_logged() -> None:
+    steps = CancelledSteps()
+    with structlog.testing.capture_logs() as logs:
+        steps.tasks.begin(A0, "canary", _fails())
+        await asyncio.wait(steps.spawned, timeout=5.0)
+    (ended,) = steps.ended
+    assert (ended.step, ended.outcome, ended.reason) == ("canary", "failed", "internal error: LookupError")
+    (crashed,) = [each for each in logs if each["event"] == "engine_call_crashed"]
+    assert (crashed["log_level"], crashed["call"]) == ("error", "canary")
+    assert isinstance(crashed["exc_info"], LookupError)
 
 
 async def test_a_load_whose_caller_has_gone_is_ended_for_another_service() -> None:

@@ -33,6 +33,7 @@ from shared.runtime import http_addresses
 from shared.runtime.byte_budget import ByteShare
 from shared.runtime.http_addresses import AddressRefused, Judge, JudgedResolver, Resolve, SystemResolver, judged_socket
 from shared.runtime.http_bodies import ACCEPTED, UnreadableBody, read_body
+from shared.runtime.http_connections import CheckedConnector
 
 CONNECT_S: Final = 10.0
 """Limit of a connection: its turn, DNS, TCP and TLS."""
@@ -203,7 +204,7 @@ async def open_http(
         connections: most at once. Further exchanges wait for one.
     """
     system = SystemResolver()
-    connector = aiohttp.TCPConnector(
+    connector = CheckedConnector(
         resolver=JudgedResolver(resolve or system, judge),
         socket_factory=partial(judged_socket, judge),
         ttl_dns_cache=DNS_KEEP_S,

@@ -17,6 +17,8 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from shared.runtime.http_connections import CheckedConnector
+
 Header = tuple[bytes, bytes]
 """Name in lower case, and value."""
 HOP_BY_HOP: Final = frozenset(
@@ -194,7 +196,7 @@ async def open_streams(*, connect_s: float, key: str = "", notes_reuse: bool = F
         key: sent as `Authorization: Bearer` where a call has none; empty: none.
         notes_reuse: `Unreachable.kept_ended` is known. Costs some microseconds for each request.
     """
-    kept = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S, use_dns_cache=True, ttl_dns_cache=10)
+    kept = CheckedConnector(limit=0, keepalive_timeout=KEPT_S, use_dns_cache=True, ttl_dns_cache=10)
     unkept = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=True, ttl_dns_cache=10)
     tracing = aiohttp.TraceConfig()
     tracing.on_connection_reuseconn.append(_reused)

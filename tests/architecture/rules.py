@@ -167,6 +167,7 @@ CALLS_OUT = frozenset(
     {
         "shared/runtime/http.py",
         "shared/runtime/http_addresses.py",
+        "shared/runtime/http_connections.py",
         "shared/runtime/http_streams.py",
         "services/cpu_manager/environments/docker/engine.py",
         "services/cpu_manager/forwarder/served.py",

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from services.gpu_manager.service_entries import SETTING
-from services.gpu_manager.specs import given_engines
 from shared.bus.model_services import Declared
 from shared.model_services.checks import check_entry
+from shared.model_services.device_fit import missing_devices
 from shared.model_services.entries import FileEntries, ServiceEntry
 from shared.model_services.programs import missing_program
 from shared.model_services.references import NO_COMMANDS, referred
@@ -90,14 +90,4 @@ def _declared_entry(name: str, one: Declared, file: FileEntries, limits: NodeLim
 
 def unusable(entry: ServiceEntry, limits: NodeLimits) -> str:
     """Return why no engine of an entry can run on this node; empty if one can."""
-    gpus = len(limits.device_gb)
-    needed_gb = [gb for degree, gb in entry.awake_gb_by.items() if degree <= gpus]
-    if not needed_gb:
-        return f"it needs {min(entry.degrees)} GPUs, and this node has {gpus}"
-    least, most = min(needed_gb), max(limits.device_gb)
-    if least > most:
-        return f"it needs {least:g} GB of each GPU, and the largest of this node has {most:g} GB"
-    for instance in given_engines("", entry):
-        if instance.chunk.gpus[-1] >= gpus:
-            return f"first_gpu: its engine would be on GPU {instance.chunk.gpus[-1]}, and this node has {gpus} GPUs"
-    return missing_program(entry)
+    return missing_devices(entry, limits.device_gb) or missing_program(entry)

@@ -40,7 +40,12 @@ class ServiceSpec:
 
 def has_gpus(environ: Mapping[str, str]) -> bool:
     """Return whether this machine has NVIDIA GPUs, or ``GPU_MANAGER_DEVICES`` describes some."""
-    return bool(environ.get("GPU_MANAGER_DEVICES", "").strip()) or any(Path("/dev").glob("nvidia[0-9]*"))
+    return bool(environ.get("GPU_MANAGER_DEVICES", "").strip()) or has_real_gpus()
+
+
+def has_real_gpus() -> bool:
+    """Return whether this machine has NVIDIA GPUs."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 SERVICES = (

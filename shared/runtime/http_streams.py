@@ -139,6 +139,7 @@ class StreamClient:
         session, connection = self._unkept if new_connection else self._session, _Connection()
         try:
             address = URL(url, encoded=True)
+            _ = address.host, address.port  # parsed only now
         except ValueError as error:
             raise Unreachable("its address is invalid") from error
         try:

@@ -79,6 +79,13 @@ async def test_preconnect_to_nobody_says_nothing() -> None:
         await client.preconnect("http://127.0.0.1:1/x")
 
 
+@pytest.mark.parametrize("url", ["http://a\\b:1/x", "http://127.0.0.1:1v1/x", "http://a..b:1/x"])
+async def test_an_invalid_address_is_unreachable(url: str) -> None:
+    async with open_streams(connect_s=2.0) as client:
+        with pytest.raises(Unreachable):
+            await client.request("POST", url, [], b"")
+
+
 async def test_only_the_end_of_a_kept_connection_is_told() -> None:
     async with served(answers=1) as (peer, client):
         assert await get(client, peer.url) == b"ok"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from shared.runtime.identity import Identity, identify
+from shared.runtime.signals import signal_name
 from treadle.stack.logs import LineSplitter
 from treadle.stack.process import Launch, start
 
@@ -80,7 +81,7 @@ class Child:
         if status is None:
             return "still runs"
         if status < 0:
-            return f"killed by {signal.Signals(-status).name}"
+            return f"killed by {signal_name(-status)}"
         return f"exit status {status}"
 
     @property

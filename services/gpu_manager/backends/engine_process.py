@@ -30,6 +30,7 @@ from services.gpu_manager.backends.guard_start import started_guard
 from services.gpu_manager.backends.launching import EngineLaunch
 from services.gpu_manager.backends.protocol import EngineError
 from shared.runtime.kept_processes import boot_id
+from shared.runtime.signals import signal_name
 from shared.runtime.units import Seconds
 
 SHOWN_CHARS: Final = 2_000
@@ -149,7 +150,7 @@ class EngineProcess:
         if status is None:
             how = "still runs" if self.is_running else "has ended"
         elif status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
+            how = f"was killed by {signal_name(-status)}"
         else:
             how = f"ended with exit status {status}"
         return f"the engine {how}; {self.shown_output()}"

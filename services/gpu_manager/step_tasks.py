@@ -51,7 +51,8 @@ class StepTasks:
         except OutOfMemory as error:
             outcome, reason = "oom", error.reason
         except asyncio.CancelledError:
-            if instance not in self._cancelled:
+            task = asyncio.current_task()
+            if instance not in self._cancelled and (task is None or task.cancelling()):
                 raise
             outcome, reason = "failed", "it was cancelled"
         except Exception as error:  # noqa: BLE001

@@ -3,8 +3,9 @@
 aiohttp keeps such bytes, and reads them as the answer to the next request on the connection. A server that sends an
 answer twice would answer a request with what another one has asked.
 
-Limit: bytes that arrive after the next request has been sent cannot be told from its answer. HTTP/1.1 has no numbers of
-requests. Only `connection: close`, a connection for each request, excludes that.
+Limits: bytes that arrive after the next request has been sent cannot be told from its answer. HTTP/1.1 has no numbers
+of requests. Only `connection: close`, a connection for each request, excludes that. A part of a head that comes with
+the end of a body is not noticed: if the rest comes after the next request, that request fails.
 """
 
 from __future__ import annotations

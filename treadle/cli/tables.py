@@ -84,5 +84,6 @@ def output() -> Console:
 
 
 def printable(text: str) -> str:
-    """Return a text without characters that control the terminal."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    """Return a text on one line, without characters that control the terminal."""
+    line = " ".join(text.split())
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line)

@@ -104,13 +104,13 @@ class AsyncLease:
             Unavailable: the mesh was away until the retry policy gave up.
             RuntimeError: this object is held, or is being acquired.
         """
-        if self._entered:
+        if self._entered and self._lost is None:
             quotas = dict(self._request.quotas)
             raise RuntimeError(
                 "this lease is held or being acquired; a lease object serves one block at a time: "
                 f"write client.quota({quotas!r}) for each block"
             )
-        self._entered, self._lost = True, None
+        self._entered, self._lost, self._used = True, None, {}
         try:
             return await self._acquire()
         except BaseException:

@@ -38,7 +38,8 @@ def _why_unserved(cluster: ClusterState, action: ActionState) -> str:
     if wrong := cluster.nodes.unusable.why(service):
         return wrong
     declared = sorted({name for one in found for name in one.models.served})
-    return f"no node has a model service {service!r}; declared are {_listed(declared)}" if declared else ""
+    of = f"no node of class {pool.node_class!r} has a model service {service!r}"
+    return f"{of}; declared are {_listed(declared)}" if declared else ""
 
 
 def _why_no_chunk(cluster: ClusterState, action: ActionState, hosts: list[tuple[Chunks, ServedModel]]) -> str:
@@ -52,7 +53,7 @@ def _why_no_chunk(cluster: ClusterState, action: ActionState, hosts: list[tuple[
             f'write "units": {{"{resource}": {offered[0]}}}{other}'
         )
     if list(_chunks(action, hosts)) and all(_chunks(action, hosts)):
-        return f"all {resource} of the model service {service!r} are faulty"
+        return f"each chunk of {resource} that the model service {service!r} could use has a faulty one"
     return cluster.nodes.quarantined.why(service)
 
 

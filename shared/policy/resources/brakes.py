@@ -88,12 +88,12 @@ class Brakes:
         return max(at_s, holders[len(holders) - brake.most][0])
 
     def delays(self, quota: str, holders: Sequence[Holder], until_s: float) -> bool:
-        """Return whether a call that begins now and ends after `until_s` leaves none for another at that time."""
+        """Return whether a call that begins now and ends after `until_s` leaves none for another at that time. A probe
+        delays nobody: without its answer no other call begins.
+        """
         brake = self.by_quota.get(quota)
-        if brake is None:
+        if brake is None or brake.mode or brake.most is None:
             return False
-        if brake.mode or brake.most is None:
-            return bool(brake.mode)
         return len(holders) - bisect_right(holders, until_s, key=_end) + 2 > brake.most
 
     def reasons(self, now: float) -> dict[str, str]:

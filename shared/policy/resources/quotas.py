@@ -257,7 +257,7 @@ class Quotas:
         """Correct rates to what an attempt has used. Slots that it held stay charged to its tenant."""
         refunds: list[Refund] = []
         charged = {} if began else dict(used)
-        for name, rate in self.rates_of(hold.amounts if unexecuted else used, deleted=True):
+        for name, rate in self.rates_of(hold.amounts if unexecuted else used):
             amount = used.get(name, hold.amounts[name] if rate.period_s else 0.0)
             back = self.settling.correction(hold, name, rate, amount, self.missing(name, rate, now), now)
             debit = min(-min(back, 0.0), 2 * rate.most)  # a wrong report must not end the tenant's turns for good
@@ -306,14 +306,12 @@ class Quotas:
                     del self.used[name]  # exactly nothing, without rounding errors
         return hold
 
-    def _rates(self, name: str, *, deleted: bool = False) -> tuple[Rate, ...]:
-        if name in self.limits or not deleted:
-            return self.limits[name].rates if name in self.limits else ()
-        return tuple([rate for (quota, _), rate in self.former.items() if quota == name])
+    def _rates(self, name: str) -> tuple[Rate, ...]:
+        return self.limits[name].rates if name in self.limits else ()
 
-    def rates_of(self, amounts: Amounts, *, deleted: bool = False) -> tuple[tuple[str, Rate], ...]:
-        """Return all rates of these quotas; with `deleted` also those of deleted quotas whose levels are kept."""
-        return tuple([(name, rate) for name in amounts for rate in self._rates(name, deleted=deleted)])
+    def rates_of(self, amounts: Amounts) -> tuple[tuple[str, Rate], ...]:
+        """Return all rates of these quotas."""
+        return tuple([(name, rate) for name in amounts for rate in self._rates(name)])
 
     def on_node(self, node: str) -> list[QuotaHold]:
         """Holds of attempts on a node. O(holds of the node)."""

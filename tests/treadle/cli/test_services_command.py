@@ -13,6 +13,7 @@ from tests.e2e.processes import running_service
 from treadle.cli.groups import GroupOptions
 from treadle.cli.main import app
 from treadle.cli.services import _overview, _table
+from treadle.cli.tables import printable
 from treadle.client.answers import EngineView, GpuView, ModelServiceList, ModelServiceView
 
 
@@ -103,3 +104,7 @@ def test_gpus_with_hooks_and_faulty_ones_are_shown() -> None:
     assert shown(gpu(0), gpu(1, why="NVML: GPU is lost")) == ["gpu-1 1 H100", "NVML: GPU is lost"]
     assert shown(gpu(0, "held"), gpu(1)) == ["gpu-1 0 held H100"]
     assert shown(gpu(0), gpu(1)) == []
+
+
+def test_a_reason_with_the_output_of_an_engine_is_one_line() -> None:
+    assert printable("its load failed:\nTraceback:\n\tfile \x1b[31mx") == "its load failed: Traceback: file \ufffd[31mx"

@@ -188,3 +188,14 @@ def test_a_call_is_the_probe_beside_work_that_reports_no_answers() -> None:
     assert [one.action for one in grants(dispatcher.handle(42.0, reported(answered(probe, "ok"))))] == ["b"]
     assert dispatcher.brakes().get("search", Brake()).state(42.0) == "ok"
     dispatcher.check()
+
+
+def test_work_that_reports_no_answers_passes_a_head_that_waits_for_another_quota() -> None:
+    dispatcher, _ = provider(most=10.0)
+    dispatcher.handle(0.0, QuotaSet("other", QuotaLimits((1.0,))))
+    submit(dispatcher, request("holder", replace(SILENT, quotas={"other": 1.0}), seq=1))
+    dispatcher.handle(0.0, BrakeRestored("search", Brake(mode="open", probe_s=1.0)))
+    both = replace(SILENT, quotas={"other": 1.0, "search": 1.0})
+    beat(dispatcher, 2.0)
+    assert not grants(dispatcher.handle(2.0, submitted(request("head", both, seq=2))))
+    assert len(grants(dispatcher.handle(2.0, submitted(*silent("a", "b"))))) == 2

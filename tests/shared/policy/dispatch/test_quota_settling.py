@@ -55,21 +55,6 @@ def grants(commands: list[Command]) -> list[str]:
     return [one.action for one in commands if isinstance(one, Grant)]
 
 
-@pytest.mark.parametrize(("period_s", "used", "left"), [(None, 90.0, 10.0), (None, 0.0, 100.0), (1e6, 90.0, 10.0)])
-def test_what_was_used_counts_if_its_quota_was_deleted_meanwhile(
-    period_s: float | None, used: float, left: float
-) -> None:
-    """A quota of the same name continues with it."""
-    limits = QuotaLimits((), (Rate(100.0, period_s),))
-    dispatcher = with_tokens(limits)
-    (first,) = submit(dispatcher, asking("first", 30.0, 1))
-    dispatcher.handle(1.0, QuotaSet("tokens", None))
-    end(dispatcher, first, {"tokens": used}, 2.0)
-    dispatcher.handle(3.0, QuotaSet("tokens", limits))
-    (state,) = dispatcher.limit_states({"tokens": 1.0}, 3.0)
-    assert state.free == pytest.approx(left, abs=1e-3)
-
-
 def test_a_refund_lets_the_next_action_start_at_once() -> None:
     dispatcher = with_tokens()
     (first,) = submit(dispatcher, asking("first", 80.0, 1), asking("second", 50.0, 2))

@@ -41,7 +41,7 @@ def mesh(gpus: int = 2, **services: ServedModel) -> Mesh:
 def test_a_misspelt_service_is_named_with_the_declared_ones() -> None:
     one = mesh(b=served(), a=served(2))
     assert one.submit("x", use("judge-zz")) == []
-    reason = "no node has a model service 'judge-zz'; declared are a, b"
+    reason = "no node of class 'cpu' has a model service 'judge-zz'; declared are a, b"
     assert one.stuck() == [reason + WAITS]
     (pool,) = survey(one.dispatcher.cluster).pools
     assert [(stuck.waiting, stuck.reason) for stuck in pool.lacks] == [(1, reason)], "also in /v1/pools"
@@ -58,7 +58,10 @@ def test_the_answer_after_the_deadline_has_the_reason() -> None:
     one = mesh(a=served())
     one.submit("x", use("judge-zz"))
     (answer,) = [end for end in one.dispatcher.handle(2e6, TickPassed()) if isinstance(end, AnswerAction)]
-    assert (answer.ended, answer.reason) == ("expired", "no node has a model service 'judge-zz'; declared are a")
+    assert (answer.ended, answer.reason) == (
+        "expired",
+        "no node of class 'cpu' has a model service 'judge-zz'; declared are a",
+    )
 
 
 def test_a_service_whose_engines_are_quarantined_has_their_reason_and_is_not_refused() -> None:
@@ -76,7 +79,7 @@ def test_a_service_of_faulty_gpus_has_that_reason() -> None:
     one.bad = (0,)
     one.handle(one.report("a"))
     one.submit("x", use("a"))
-    assert one.stuck() == [f"all gpus of the model service 'a' are faulty{WAITS}"]
+    assert one.stuck() == [f"each chunk of gpus that the model service 'a' could use has a faulty one{WAITS}"]
 
 
 def wrong_units(service: ServedModel, units: int = 1) -> str:
@@ -110,7 +113,7 @@ def test_the_reason_follows_the_reports_and_is_computed_once_between_them() -> N
     assert len(set(one.stuck())) == len(cluster.nodes.unserved) == 1
     one.handle(one.report("a", {"a": served(), "y": served()}))
     assert cluster.nodes.unserved == {}
-    assert one.stuck()[0] == f"no node has a model service 'z'; declared are a, y{WAITS}"
+    assert one.stuck()[0] == f"no node of class 'cpu' has a model service 'z'; declared are a, y{WAITS}"
     one.handle(NodeLost("a", "it has stopped"))
     (action, *_) = stuck_actions(cluster)
     assert why_unserved(cluster, action) == "", "no node offers its kind"

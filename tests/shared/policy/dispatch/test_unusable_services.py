@@ -56,7 +56,8 @@ def test_an_action_of_a_service_that_no_file_names_waits_as_before() -> None:
     assert one.answers("x", "nobody") == []
     (text,) = one.stuck()
     assert text == (
-        "no node has a model service 'nobody'; declared are good; it waits for a node that can until its budget ends"
+        "no node of class 'cpu' has a model service 'nobody'; declared are good; "
+        "it waits for a node that can until its budget ends"
     )
 
 

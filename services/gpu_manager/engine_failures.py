@@ -1,4 +1,4 @@
-"""Failures of the calls of one engine: each fails its engine alone, also an error that nobody expected (ADR 0093)."""
+"""Failures of the calls of one engine: each fails its engine alone, unexpected errors included (ADR 0093)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 `NodeServing` (`shared.policy.serving`) decides; here each step is one task, whose end is a stimulus. Laws:
   - each step ends in exactly one `Stepped`, also if it is cancelled;
-  - whatever a call of a backend raises fails its engine alone. An error of the machine ends the service (ADR 0093);
+  - an error of a step, a search, an abort, a watch or a check of liveness fails its engine alone. An error of the
+    machine ends the service (ADR 0093);
   - memory is measured before a load or a restore: an engine is not started into memory that is in use;
   - a holder's context ends in exactly one `HolderEnded`, also if it is cancelled.
 """

@@ -1,4 +1,4 @@
-"""Kept connections of HTTP clients: one on which bytes arrive that nobody has asked for is closed, not used again.
+"""Kept connections of HTTP clients: one on which bytes arrive between two requests is closed, not used again.
 
 aiohttp keeps such bytes, and reads them as the answer to the next request on the connection. A server that sends an
 answer twice would answer a request with what another one has asked.

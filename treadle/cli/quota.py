@@ -224,7 +224,7 @@ def _table(views: Sequence[QuotaView]) -> Table:
 
 
 def _amount(value: float, digits: int = 4) -> str:
-    """So many digits, or a whole number with separators."""
+    """Return an amount with at most `digits` digits, or from 10,000 on as a whole number with separators."""
     return f"{value:.{digits}g}" if value < 9_999.5 else f"{value:,.0f}"
 
 

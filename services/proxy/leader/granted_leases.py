@@ -67,11 +67,6 @@ RETRY_S: Final[Seconds] = 1.0
 _terms = msgspec.json.Decoder(_Terms).decode
 
 
-def is_lease(submitted: ActionSubmitted) -> bool:
-    """Return whether an action is a lease."""
-    return bool(submitted.stages) and submitted.stages[0].kind == leases.KIND
-
-
 class GrantedLeases:
     """Leases of one leader's term."""
 

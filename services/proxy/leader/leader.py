@@ -16,7 +16,7 @@ import msgspec
 from services.proxy.leader.answerings import to_answering
 from services.proxy.leader.arrivals import Arrivals, names_of
 from services.proxy.leader.dispatching import Given, GuardedDispatcher, Suspects
-from services.proxy.leader.granted_leases import JOINED, SEEN, GrantedLeases, is_lease
+from services.proxy.leader.granted_leases import JOINED, SEEN, GrantedLeases
 from services.proxy.leader.grantings import granting_of
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.local_actions import LocalActions
@@ -31,6 +31,7 @@ from services.proxy.leader.unanswered import Unanswered
 from services.proxy.leader.wakeup import Wakeup
 from services.proxy.leader.writes import Discard, Forget, HoldsChanged
 from services.proxy.records.answering import reports
+from services.proxy.records.lease_records import is_lease
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Granting
 from shared.bus.tail import Entry, Tail
@@ -94,8 +95,7 @@ class Leader:
         self.local_actions = LocalActions(self, interpreter, clock)
         interpreter.lease_calls, interpreter.action_calls = self.local_leases, self.local_actions
         self.wakeup = Wakeup(clock, interpreter.flushing)
-        self._parkings = 0
-        """Serial of the newest message that parks or resumes."""
+        self._parkings = 0  # serial of the newest message that parks or resumes
         self._ticked = 0.0
         self.last_read = 0.0
         self.behind = False

@@ -31,7 +31,7 @@ _answer = msgspec.json.Decoder(_ActionAnswer).decode
 
 def is_lease(submitted: ActionSubmitted) -> bool:
     """Return whether an action was submitted as a lease."""
-    return submitted.stages[0].kind == leases.KIND
+    return bool(submitted.stages) and submitted.stages[0].kind == leases.KIND
 
 
 async def read_known_lease(redis: Redis, lease: str) -> LeaseRecord | None:

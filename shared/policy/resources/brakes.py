@@ -11,7 +11,7 @@ So the whole mesh slows down together, and no process has a limiter of its own. 
     When its time is over, one probe is granted at a time. An answer closes it, a failure opens it for twice as long;
   - exhaustion: the same with probes alone, until a probe succeeds or an operator sets the quota;
   - an attempt that reports no answers (a lease, a program) is no probe: it would end none of the two. It waits for the
-    time of the next probe, and for one that is under way, and for nothing else.
+    time of the next probe, and for one that is under way.
 
 Amounts do not matter here: a quota of tokens is braked by its calls, too. Jitter is derived from the quota's name, so
 that a replay repeats it; it keeps meshes apart that call the same service.
@@ -89,7 +89,7 @@ class Brakes:
 
     def delays(self, quota: str, holders: Sequence[Holder], until_s: float) -> bool:
         """Return whether a call that begins now and ends after `until_s` leaves none for another at that time. A probe
-        delays nobody: without its answer no other call begins.
+        counts as no delay: without its answer no other call begins.
         """
         brake = self.by_quota.get(quota)
         if brake is None or brake.mode or brake.most is None:

@@ -112,6 +112,8 @@ class BusyChunk:
 def taken(former: dict[Chunk, BusyChunk], chunk: Chunk, service: str, now: float) -> BusyChunk:
     """Return a free chunk as a service takes it. Its turn goes on if no other service has used the chunk since.
 
+    A grant that is undone in its round counts as a use, too.
+
     `former`: chunks that were in use, of which those that overlap are removed. O(former chunks).
     """
     before = former.get(chunk)

@@ -49,6 +49,21 @@ async def test_a_cancelled_step_ends_once_and_has_failed(turns: int) -> None:
     assert [(each.step, each.outcome, each.reason) for each in steps.ended] == [("load", "failed", "it was cancelled")]
 
 
+async def test_a_step_whose_backend_is_cancelled_from_within_has_failed() -> None:
+    """Its task was not cancelled: a future that it awaits was."""
+    steps, awaited = CancelledSteps(), asyncio.get_running_loop().create_future()
+
+    async def load() -> Level | None:
+        await awaited
+        return None
+
+    steps.tasks.begin(A0, "load", load())
+    await asyncio.sleep(0)
+    awaited.cancel()
+    await asyncio.wait(steps.spawned, timeout=5.0)
+    assert [(each.step, each.outcome) for each in steps.ended] == [("load", "failed")]
+
+
 async def test_a_step_that_was_not_cancelled_for_others_reports_nothing_when_the_node_stops() -> None:
     steps = CancelledSteps()
     steps.tasks.begin(A0, "load", _for_ever())

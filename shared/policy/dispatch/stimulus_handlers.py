@@ -268,7 +268,7 @@ class StimulusHandlers:
     # ---- quotas ------------------------------------------------------------------------------------------------
 
     def _quota_set(self, now: float, quota: QuotaSet) -> list[Command]:
-        self.cluster.quotas.set(quota.name, quota.limits, now)
+        self.cluster.quotas.set(quota.name, quota.limits, now, read=quota.changed_s is None)
         quota_changed(self.cluster.quotas, quota.name, quota.changed_s, now)
         self.cluster.queues.quotas_changed()
         return []

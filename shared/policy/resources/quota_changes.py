@@ -1,7 +1,8 @@
 """Changes of rates: the level of a changed rate, for the ledger and for the store.
 
 Law: what is free stays free, up to the new burst, and is refilled at the new rate from the change on. So no change of a
-rate with the same period creates free amounts. A rate without refill keeps what was taken.
+rate with the same period creates free amounts. A rate without refill keeps what was taken. Attempts that began before a
+rate was changed, or was set anew, give nothing back to it (`settling`).
 Oracle: tests/shared/policy/resources/test_quota_changes.py.
 """
 

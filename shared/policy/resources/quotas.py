@@ -62,12 +62,14 @@ class Quotas:
 
     # ---- limits ------------------------------------------------------------------------------------------------
 
-    def set(self, name: str, limits: QuotaLimits | None, now: float = 0.0) -> None:
-        """Create, change or delete (None) a quota (`quota_changes`). Holds give back nothing to rates that changed."""
-        self.former |= {(name, rate.period_s): rate for rate in self._rates(name)}
-        for rate in () if limits is None else limits.rates:
-            former = self.former.pop((name, rate.period_s), rate)
-            self.changes += change_rate(self.levels, self.settling, name, former, rate, now)
+    def set(self, name: str, limits: QuotaLimits | None, now: float = 0.0, *, read: bool = False) -> None:
+        """Create, change or delete (None) a quota (`quota_changes`). `read`: a new leader reads it from the store."""
+        former, rates = self._rates(name), () if limits is None else limits.rates
+        self.settling.note_new(name, rates if read else former, rates)
+        self.former |= {(name, rate.period_s): rate for rate in former}
+        for rate in rates:
+            before = self.former.pop((name, rate.period_s), rate)
+            self.changes += change_rate(self.levels, self.settling, name, before, rate, now)
         if limits is None:
             self.limits.pop(name, None)
         else:
@@ -85,8 +87,7 @@ class Quotas:
 
     def missing(self, name: str, rate: Rate, now: float) -> float:
         """Amount that is missing from the full bucket of a rate."""
-        level = self.levels.get((name, rate.period_s))
-        return 0.0 if level is None else level.at(now, rate)
+        return self.levels.get((name, rate.period_s), Level()).at(now, rate)
 
     # ---- decisions ---------------------------------------------------------------------------------------------
 
@@ -310,7 +311,7 @@ class Quotas:
         return self.limits[name].rates if name in self.limits else ()
 
     def rates_of(self, amounts: Amounts) -> tuple[tuple[str, Rate], ...]:
-        """Return all rates of these quotas."""
+        """All rates of these quotas."""
         return tuple([(name, rate) for name in amounts for rate in self._rates(name)])
 
     def on_node(self, node: str) -> list[QuotaHold]:

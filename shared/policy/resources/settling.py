@@ -9,6 +9,7 @@ used: what is spent is spent, also if the limit is raised later.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +32,17 @@ class Settling:
     """`QuotaHold.key` -> serial of its take; none for a hold of a former leader."""
     histories: dict[tuple[str, float | None], LevelHistory] = field(default_factory=dict)
     """(Quota, period) -> history of a rate that is refilled and of which this leader has granted something."""
+    new: dict[tuple[str, float | None], int] = field(default_factory=dict)
+    """(Quota, period) -> serial of the newest increase before the rate was set, or was set again, in this term."""
+
+    def note_new(self, name: str, former: Iterable[Rate], rates: Iterable[Rate]) -> None:
+        """Note which rates of a quota are new. Earlier attempts, and those of a former leader, give nothing back to
+        them: what they have taken from another rate was never taken from these.
+        """
+        before, after = {rate.period_s for rate in former}, {rate.period_s for rate in rates}
+        for period_s in before - after:
+            self.new.pop((name, period_s), None)
+        self.new |= {(name, period_s): self.serial for period_s in after - before}
 
     def begin(self, key: str) -> None:
         """Begin the take of a hold; `increase` follows for each of its rates."""
@@ -55,13 +67,16 @@ class Settling:
         if surplus < 0:
             surplus = -min(-surplus, most_debit(rate, level))
             self.serial += 1  # of this increase
+        key, serial = (name, rate.period_s), self.taken.get(hold.key, OLDEST)
+        if surplus > 0 and serial <= self.new.get(key, OLDEST - 1):
+            return 0.0
         if surplus <= 0 or rate.period_s is None:  # never refilled, so it was never full since
             return surplus
-        history, serial = self.histories.get((name, rate.period_s)), self.taken.get(hold.key, OLDEST)
+        history = self.histories.get(key)
         if serial == OLDEST:
             surplus = max(0.0, surplus - max(0.0, now - hold.at_s) * rate.per_s)
         elif history is None or serial < history.first:
-            return 0.0  # the rate was added after the grant
+            return 0.0  # the rate was changed after the grant
         return min(surplus, level) if history is None else history.refund(serial, surplus, level)
 
     def check(self) -> None:

@@ -7,14 +7,15 @@ import math
 import pytest
 from msgspec.structs import replace
 
+from shared.policy.dispatch import blocked
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.dispatch.stimuli import InventoryReported, NodeJoined, TargetReceived, TickPassed
 from shared.policy.model.formulation import EnvironmentNeed, Grant, Request
 from shared.policy.model.quotas import QuotaLimits, Rate
 from shared.policy.resources.quotas import Quotas
-from tests.shared.policy.dispatch.leading import ended, leading, report, submit
-from tests.shared.policy.strategies import CORES, SPECS, request, submitted, work
+from tests.shared.policy.dispatch.leading import beat, ended, leading, report, submit
+from tests.shared.policy.strategies import CORES, SPECS, reported, request, submitted, work
 
 TAKING = replace(work(), quotas={"model": 1.0})
 ACTING = replace(TAKING, kind="act")
@@ -151,6 +152,34 @@ def test_a_quota_does_not_idle_for_a_head_whose_other_quota_has_an_overdue_holde
     (grant,) = dispatcher.handle(10.0, submitted(request("short", short, seq=3)))
     assert isinstance(grant, Grant)
     assert grant.action == "short"
+
+
+LATE_S = 20.0
+
+
+@pytest.mark.parametrize("patience", [blocked.QUOTA_PATIENCE, 0.0])
+def test_a_head_gets_its_turn_also_if_one_holder_after_the_other_is_overdue(
+    patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs two quotas. Their other holders are expected to take 1 s and take 20, and more of them always wait."""
+    monkeypatch.setattr(blocked, "QUOTA_PATIENCE", patience)
+    dispatcher, now, began_s = leading("n", cores=64), 0.0, math.inf
+    needs = {name: replace(work(timeout_s=1.0), quotas={name: 1.0}, duration_s=1.0) for name in "ab"}
+    for name in "ab":
+        dispatcher.handle(0.0, QuotaSet(name, QuotaLimits((1.0,))))
+    running = [(LATE_S, grant) for grant in submit(dispatcher, request("a", needs["a"], seq=1))]
+    new = [request("both", replace(work(), quotas={"a": 1.0, "b": 1.0}), seq=2)]
+    while now < 400.0 and began_s == math.inf:
+        reports = [ended(grant) for end_s, grant in running if end_s <= now]
+        running = [one for one in running if one[0] > now]
+        commands = [*dispatcher.handle(now, submitted(*new)), *dispatcher.handle(now, reported(*reports))]
+        for grant in (one for one in commands if isinstance(one, Grant)):
+            running.append((now + LATE_S, grant))
+            began_s = now if grant.action == "both" else began_s
+        beat(dispatcher, now)
+        now += 0.5
+        new = [request(f"{name} {now}", needs[name], seq=3) for name in "ab"]
+    assert began_s == (40.0 if patience else math.inf)
 
 
 def test_a_sleeping_head_keeps_its_units_from_longer_work() -> None:

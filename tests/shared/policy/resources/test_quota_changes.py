@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.model.quotas import RATES_CHANGED, QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.model.quotas import RATES_CHANGED, Level, QuotaHold, QuotaLimits, Rate, Refund, Settled
 from shared.policy.resources.quota_checks import check_quotas
 from shared.policy.resources.quotas import Quotas
 
@@ -135,3 +135,54 @@ def test_a_change_is_reported_to_the_store_once() -> None:
     assert quotas.collect() == [Settled(RATES_CHANGED, "", (Refund("a", lower, 6.0, at_s),))]
     assert quotas.missing("a", lower, 4.0) == pytest.approx(3.0)
     assert quotas.levels["a", 10.0][1:] == (at_s, 0.4)
+
+
+@given(
+    st.sampled_from([None, PERIOD_S]),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["take", "take", "set", "remove", "delete", "end"]),
+            st.sampled_from([1.0, 5.0, 30.0]),
+            st.integers(0, 9),
+        ),
+        max_size=30,
+    ),
+)
+@settings(deadline=None, max_examples=300)
+def test_an_attempt_gives_back_no_more_than_it_has_taken_from_a_rate_that_comes_and_goes(
+    period_s: float | None, history: list[tuple[str, float, int]]
+) -> None:
+    """The refill is too slow to matter. Each attempt counts with what it has taken while the rate was set."""
+    rate = Rate(1e-6 if period_s else 1e3, period_s, 1e3)
+    limits = {"set": quota(rate), "remove": QuotaLimits((1e9,)), "delete": None}
+    quotas, now = Quotas({"a": quota(rate)}), 0.0
+    counted: dict[str, float] = {}
+    running: list[str] = []
+    for number, (what, amount, pick) in enumerate(history):
+        now += 1.0
+        is_set = "a" in quotas.limits and bool(quotas.limits["a"].rates)
+        if what == "take" and quotas.fits({"a": amount}, now):
+            key = taking(quotas, f"r{number}", amount, now).key
+            counted[key] = amount if is_set else 0.0
+            running.append(key)
+        elif what in limits:
+            quotas.set("a", limits[what], now)
+        elif what == "end" and running:
+            key = running.pop(pick % len(running))
+            used = amount / 30
+            quotas.settle(key, used={"a": used}, now=now)
+            counted[key] = min(counted[key], used) if is_set else counted[key]
+        check_quotas(quotas)
+        assert quotas.missing("a", rate, now) >= sum(counted.values()) - 1e-3
+
+
+def test_attempts_of_a_former_leader_give_nothing_back_to_a_budget_that_is_set_later() -> None:
+    money = Rate(100.0)
+    for read in (True, False):
+        quotas = Quotas()
+        quotas.set("a", quota(money), 1.0, read=read)
+        quotas.restore_level("a", None, Level(50.0, 0.5), 1.0)
+        hold = QuotaHold("r", 0, 1, "n", "1", 0.5, {"a": 30.0})
+        quotas.restore(hold, 2.0)
+        quotas.settle(hold.key, used={"a": 10.0}, now=2.0)
+        assert quotas.missing("a", money, 2.0) == (30.0 if read else 50.0)

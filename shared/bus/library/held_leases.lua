@@ -52,24 +52,32 @@ local function acquire_leases(keys, args)
   end
   if new > 0 and redis.call('XLEN', keys[2]) + new > tonumber(args[2]) then return 0 end
   change_holds(keys[#keys - 1], keys[#keys], args[#args])
-  local replies, now, at = {}, now_ms(), 3
+  local granted = 0
   for i = 5, #keys - 2 do
-    local key, entry = keys[i], known[i][1]
+    if args[4 * (i - 5) + 5] ~= '' and not known[i][2] then granted = granted + 1 end
+  end
+  local fence = granted > 0 and redis.call('INCRBY', keys[3], granted) - granted
+  local replies, due, now = {}, {}, now_ms()
+  for i = 5, #keys - 2 do
+    local key, entry, at = keys[i], known[i][1], 4 * (i - 5) + 3
+    local fields = {}
     if not entry then
       entry = redis.call('XADD', keys[2], '*', 'm', args[at + 1], 'index', -1, 'action', key, 'batch', '',
         'decided', args[1])
-      redis.call('HSET', key, 'digest', args[at], 'entry', entry, 'batch', '')
+      fields = { 'digest', args[at], 'entry', entry, 'batch', '' }
     end
-    local fence, expires = tonumber(known[i][2] or 0), tonumber(known[i][3] or 0)
-    if args[at + 2] ~= '' and fence == 0 then
-      fence, expires = redis.call('INCR', keys[3]), now + args[at + 3]
-      redis.call('HSET', key, 'grant', args[at + 2], 'fence', fence, 'ttl_ms', args[at + 3], 'granted_ms', now,
-        'expires_ms', expires)
-      redis.call('ZADD', keys[4], expires, id_of(key))
+    local reply = { entry, tonumber(known[i][2] or 0), tonumber(known[i][3] or 0) }
+    if args[at + 2] ~= '' and not known[i][2] then
+      fence = fence + 1
+      reply[2], reply[3] = fence, now + args[at + 3]
+      for _, value in ipairs({ 'grant', args[at + 2], 'fence', fence, 'ttl_ms', args[at + 3], 'granted_ms', now,
+        'expires_ms', reply[3] }) do fields[#fields + 1] = value end
+      due[#due + 1], due[#due + 2] = reply[3], id_of(key)
     end
-    replies[#replies + 1] = { entry, fence, expires }
-    at = at + 4
+    if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
+    replies[#replies + 1] = reply
   end
+  if #due > 0 then redis.call('ZADD', keys[4], unpack(due)) end
   return replies
 end
 
@@ -118,12 +126,12 @@ end
 --   decided before they expire, and what they have used is settled: a lease that expires until this write is released.
 local function release_leases(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
-  local codes = {}
+  local codes, ended = {}, {}
   for i = 2, #args, 4 do
     local key = keys[4 + #codes]
     local code = holds(key, args[i], 0)
     if redis.call('XDEL', keys[2], args[i + 1]) == 1 then
-      redis.call('ZREM', keys[3], id_of(key))
+      ended[#ended + 1] = id_of(key)
       if code == 1 then
         redis.call('HSET', key, 'ended', 'released', 'answer', args[i + 2])
       else
@@ -135,6 +143,7 @@ local function release_leases(keys, args)
     end
     codes[#codes + 1] = code
   end
+  if #ended > 0 then redis.call('ZREM', keys[3], unpack(ended)) end
   return codes
 end
 

@@ -9,28 +9,43 @@
 --   rates:  {'', false, the levels of changed rates, with their new refill}; repeated if a level is not older
 
 -- A level is the amount that is missing from the full bucket, at what time, and its refill per second since.
-local function add_to_level(levels_key, field, amount, per_s, at, once)
-  local used, since, former = 0, at, per_s
-  local level = redis.call('HGET', levels_key, field)
-  if level then
-    local first, second, third = string.match(level, '^(%S+) (%S+) (%S+)')
-    used, since, former = tonumber(first), tonumber(second), tonumber(third)
+-- `levels`: those that this call has read or changed, by field.
+local function add_to_level(levels_key, levels, field, amount, per_s, at, once)
+  local level = levels[field]
+  if not level then
+    level = { 0, at, per_s }
+    local stored = redis.call('HGET', levels_key, field)
+    if stored then
+      local used, since, former = string.match(stored, '^(%S+) (%S+) (%S+)')
+      level = { tonumber(used), tonumber(since), tonumber(former), known = true }
+    end
+    levels[field] = level
   end
-  if once and at <= since and level then return end
+  local since = level[2]
+  if once and at <= since and level.known then return end
   if at < since then at = since end
-  used = math.max(0, math.max(0, used - (at - since) * former) + amount)
-  redis.call('HSET', levels_key, field, string.format('%.17g %.17g %.17g', used, at, per_s))
+  level[1] = math.max(0, math.max(0, level[1] - (at - since) * level[3]) + amount)
+  level[2], level[3], level.known, level.changed = at, per_s, true, true
 end
 
 local function change_holds(holds_key, levels_key, packed)
+  local by_field = {}
   for _, change in ipairs(cmsgpack.unpack(packed)) do
     local key, hold, levels = change[1], change[2], change[3]
-    local known = key ~= '' and redis.call('HEXISTS', holds_key, key) == 1
-    if key == '' then
-      for _, level in ipairs(levels) do add_to_level(levels_key, level[1], level[2], level[3], level[4], true) end
-    elseif known ~= (hold and true or false) then
-      if hold then redis.call('HSET', holds_key, key, hold) else redis.call('HDEL', holds_key, key) end
-      for _, level in ipairs(levels) do add_to_level(levels_key, level[1], level[2], level[3], level[4]) end
+    local new = true
+    if key ~= '' then
+      if hold then new = redis.call('HSETNX', holds_key, key, hold) == 1
+      else new = redis.call('HDEL', holds_key, key) == 1 end
+    end
+    if new then
+      for _, level in ipairs(levels) do
+        add_to_level(levels_key, by_field, level[1], level[2], level[3], level[4], key == '')
+      end
+    end
+  end
+  for field, level in pairs(by_field) do
+    if level.changed then
+      redis.call('HSET', levels_key, field, string.format('%.17g %.17g %.17g', level[1], level[2], level[3]))
     end
   end
 end

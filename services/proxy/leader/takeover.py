@@ -10,6 +10,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from services.proxy.leader.leader import Leader
+from services.proxy.records.lease_records import is_lease
 from shared.api.requests import StageReport
 from shared.bus.actions import read_continuations
 from shared.bus.batches import first_arrival
@@ -52,10 +53,11 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader) -> Tail:
     """Read the whole state; return the tail that continues from there.
 
     The journal comes first, as a whole, because an outcome has no meaning before its action is known. Placements of
-    environments and ended trajectories are read before its entries are handled. Then follow each action's last grant,
-    then the newest hello of each node, then nodes and outcomes as far back as they are kept, by time: a Bye would
-    otherwise end attempts whose outcomes came before it. Nodes get no grants before their inventories, which are
-    requested as their hellos or heartbeats are read.
+    environments and ended trajectories are read before its entries are handled. Leases come before other entries, with
+    their grants: one whose caller has gone gives back all that it took. Then follow each action's last grant, then the
+    newest hello of each node, then nodes and outcomes as far back as they are kept, by time: a Bye would otherwise end
+    attempts whose outcomes came before it. Nothing ends by the time meanwhile. Nodes get no grants before their
+    inventories, which are requested as their hellos or heartbeats are read.
     """
     await _restore_quotas(redis, leader)
     journal = Tail(reader, {ACTIONS: "0"}, count=2048)
@@ -64,9 +66,12 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader) -> Tail:
     await _first_arrivals(redis, leader, requests)
     closing = {entry.message.trajectory for entry in entries if isinstance(entry.message, CloseRequested)}
     await _restore_placements(redis, leader, {entry.message.trajectory for entry in requests} - {""}, closing)
-    await _handle(leader, entries)
+    acquired = {entry.id: entry for entry in requests if is_lease(entry.message)}
+    await _handle(leader, list(acquired.values()))
+    await _restore_actions(redis, leader, acquired.values())
+    await _handle(leader, [entry for entry in entries if entry.id not in acquired])
     await _restore_priorities(redis, leader, {entry.message.trajectory for entry in requests} - {""})
-    await _restore_actions(redis, leader, requests)
+    await _restore_actions(redis, leader, [entry for entry in requests if entry.id not in acquired])
     hellos = [Entry(NODES.name, stored.entry, stored.hello, -1) for stored in await read_hellos(redis)]
     await _handle(leader, hellos)
     start = {topic: "0" for topic in LEADER_STREAMS if topic is not ACTIONS and topic is not OUTCOMES}
@@ -87,7 +92,7 @@ async def _handle(leader: Leader, entries: list[Entry[Any]]) -> None:
     lease.
     """
     for start in range(0, len(entries), HANDLED_AT_ONCE):
-        leader.take(entries[start : start + HANDLED_AT_ONCE])
+        leader.take(entries[start : start + HANDLED_AT_ONCE], ticks=False)
         await asyncio.sleep(0)
         while leader.dispatcher.unfinished:  # before grants are restored: what waits is answered at once
             leader.go_on()
@@ -153,7 +158,7 @@ async def _restore_priorities(redis: Redis, leader: Leader, acting: set[str]) ->
         leader.handle(PriorityChanged(trajectory, priority))
 
 
-async def _restore_actions(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:
+async def _restore_actions(redis: Redis, leader: Leader, requests: Iterable[Entry[ActionSubmitted]]) -> None:
     """Restore each action's stage, its last grant, and the times of earlier stages."""
     actions = [entry.message.action for entry in requests if entry.message.action in leader.unanswered]
     for start in range(0, len(actions), 512):

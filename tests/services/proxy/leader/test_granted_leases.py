@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from services.proxy.leader.granted_leases import headers_of
 from services.proxy.leader.writes import LeaseInventory
 from shared.api.leases import LeaseNews
+from shared.bus import functions
 from shared.bus.functions import Answering
 from shared.bus.held_leases import LeaseGrant, LeaseRevocation
 from shared.bus.quotas import set_quota
@@ -101,6 +102,19 @@ async def test_a_lease_of_which_its_caller_never_learned_is_revoked_as_unused(st
     assert LeaseRevocation("a", 1, begun=False) in store.recorder.take()
     store.read(ended("a", AttemptResult("cancelled", environment_exists=False)))
     assert store.leader.dispatcher.limit_states({"search": 1.0}, store.clock.unix())[0].free == 5.0
+
+
+async def test_a_lease_whose_caller_went_before_the_takeover_is_revoked_as_unused(store: StoreOfFormerLeader) -> None:
+    """The former leader has granted it. Its connection broke, and the caller's own replica has cancelled it."""
+    await set_quota(store.redis, "search", QuotaLimits((1.0,)))
+    await store.submit(lease("a"), lease("b"))
+    await store.mark("a", 1, NODE)
+    await functions.cancel(store.redis, "a", GONE)
+    await functions.cancel(store.redis, "b", GONE)
+    await store.taken_over()
+    writes = store.recorder.take()
+    assert LeaseRevocation("a", 1, begun=False) in writes
+    assert [one.action for one in answers(writes)] == ["b"], "it holds nothing"
 
 
 async def test_a_refusal_says_when_the_amounts_could_be_had(store: StoreOfFormerLeader) -> None:

@@ -184,6 +184,19 @@ async def test_an_unread_outcome_answers_at_once(store: StoreOfFormerLeader) -> 
     assert granted(store.read(inventory())) == []
 
 
+async def test_an_unread_outcome_counts_if_its_budget_has_passed_since(store: StoreOfFormerLeader) -> None:
+    """No leader was alive at the end of its budget. One that waits is expired."""
+    await store.submit(submitted("a", budget_s=0.01), submitted("b", budget_s=0.01))
+    await store.mark("a", attempt=1)
+    await store.publish(NODES, hello())
+    await asyncio.sleep(0.05)
+    await store.publish(OUTCOMES, outcome("a", score=0.5))
+    await store.taken_over()
+    assert [(one.action, body(one).get("score")) for one in answers(store.recorder.take())] == [("a", 0.5)]
+    store.leader.tick(store.clock.unix())
+    assert [(one.action, body(one)["ended"]) for one in answers(store.recorder.take())] == [("b", "expired")]
+
+
 async def test_a_request_continues_in_its_stage_with_its_measurements(store: StoreOfFormerLeader) -> None:
     await store.submit(submitted("a", stage("compile"), stage("run")))
     carried = msgspec.json.encode(reports([StageAct("compile", 0.5, 1.25, "m", 2, 1, {"cpu_s": 2.0})]))

@@ -49,11 +49,12 @@ def _stored(hold: QuotaHold) -> str:
     return _json((*hold[:6], dict(hold.amounts))).decode()
 
 
-def _refund(refund: Refund) -> tuple[str, float, float, float]:
-    return _level(refund.quota, refund.rate, -refund.amount, refund.at_s)
+def _refund(refund: Refund) -> tuple[str | float, ...]:
+    level = _level(refund.quota, refund.rate, -refund.amount, refund.at_s)
+    return level if refund.new_s is None else (*level, float(refund.new_s))
 
 
-def _level(name: str, rate: Rate, amount: float, at_s: float) -> tuple[str, float, float, float]:
+def _level(name: str, rate: Rate, amount: float, at_s: float) -> tuple[str | float, ...]:
     """Return an addition to a level. Numbers are floats: Lua must not count in another type than Python."""
     period = "" if rate.period_s is None else repr(float(rate.period_s))
-    return f"{period} {name}", float(amount), float(rate.per_s), float(at_s)
+    return f"{period} {name}", float(amount), float(rate.per_s), float(at_s), float(rate.most)

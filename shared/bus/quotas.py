@@ -50,6 +50,15 @@ class StoredLevel(NamedTuple):
     at_s: float
     per_s: float
     """Refill since `at_s`, amount per second."""
+    most: float | None = None
+    """`Level.most`; None: a former version has stored it."""
+    new_s: float = 0.0
+    """`Level.new_s`."""
+
+    @property
+    def level(self) -> Level:
+        """The level."""
+        return Level(self.used, self.at_s, self.per_s, self.most, self.new_s)
 
     def is_expired(self, now: Seconds) -> bool:
         """Return whether nothing is missing any more, or the level is without refill and older than `SPENT_KEPT_S`."""
@@ -121,7 +130,7 @@ async def read_statuses(redis: Redis, *names: str) -> dict[str, QuotaStatus]:
     statuses = {name: QuotaStatus(limits, {}, 0.0, 0) for name, limits in wanted.items()}
     for level in stored.levels:
         if level.quota in statuses:
-            statuses[level.quota].levels[level.period_s] = Level(level.used, level.at_s, level.per_s)
+            statuses[level.quota].levels[level.period_s] = level.level
     for hold in stored.holds:
         for name, amount in hold.amounts.items():
             if name in statuses:
@@ -164,8 +173,7 @@ async def _pairs(redis: Redis, key: str) -> list[tuple[bytes, bytes]]:
 
 def _read_level(field: str, value: str) -> StoredLevel:
     period, _, name = field.partition(" ")
-    used, at_s, per_s = (float(part) for part in value.split(" "))
-    return StoredLevel(name, float(period) if period else None, used, at_s, per_s)
+    return StoredLevel(name, float(period) if period else None, *(float(part) for part in value.split(" ")))
 
 
 def _read_hold(value: bytes) -> QuotaHold:

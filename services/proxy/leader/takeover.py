@@ -45,6 +45,8 @@ LEADER_STREAMS = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, Q
 """Streams that a leader reads, in the order in which one read returns their entries."""
 HANDLED_AT_ONCE: Final = 1024
 """Entries of a stream handled at once; some 50 ms."""
+READS: Final = 10
+"""Reads of the quotas, at most, until none was changed meanwhile."""
 
 _carried = msgspec.json.Decoder(list[StageReport])
 
@@ -59,7 +61,7 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader) -> Tail:
     attempts whose outcomes came before it. Nothing ends by the time meanwhile. Nodes get no grants before their
     inventories, which are requested as their hellos or heartbeats are read.
     """
-    await _restore_quotas(redis, leader)
+    changes = await _restore_quotas(redis, reader, leader)
     journal = Tail(reader, {ACTIONS: "0"}, count=2048)
     entries = await _drain(journal)
     requests = [entry for entry in entries if isinstance(entry.message, ActionSubmitted)]
@@ -75,6 +77,7 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader) -> Tail:
     hellos = [Entry(NODES.name, stored.entry, stored.hello, -1) for stored in await read_hellos(redis)]
     await _handle(leader, hellos)
     start = {topic: "0" for topic in LEADER_STREAMS if topic is not ACTIONS and topic is not OUTCOMES}
+    start[QUOTA_CHANGES] = changes
     others = Tail(reader, start, count=2048)
     entries = await _drain(others)
     outcomes = Tail(reader, {OUTCOMES: "0"}, count=2048)
@@ -106,9 +109,19 @@ async def _drain(tail: Tail) -> list[Entry[Any]]:
     return entries
 
 
-async def _restore_quotas(redis: Redis, leader: Leader) -> None:
-    """Restore limits, levels of rates and what attempts hold, before any action is known."""
-    stored = await read_quotas(redis)
+async def _restore_quotas(redis: Redis, reader: Redis, leader: Leader) -> str:
+    """Restore limits, levels of rates and what attempts hold, before any action is known. Returns the position of the
+    changes that follow.
+
+    Of earlier changes only the time counts: it ends exhaustion that began before. Their limits have been replaced, and
+    would take from levels what a smaller burst has no room for.
+    """
+    tail = Tail(reader, {QUOTA_CHANGES: "0"}, count=2048)
+    changes, stored = await _drain(tail), await read_quotas(redis)
+    for _ in range(READS):
+        if not (more := await _drain(tail)):
+            break
+        changes, stored = changes + more, await read_quotas(redis)
     for name, limits in stored.limits.items():
         leader.handle(QuotaSet(name, limits))
     for level in stored.levels:
@@ -119,6 +132,10 @@ async def _restore_quotas(redis: Redis, leader: Leader) -> None:
         leader.handle(BrakeRestored(name, brake))
     for key, estimate in (await read_estimates(redis)).items():
         leader.handle(AmountRestored(key, estimate))
+    for name, changed_s in {entry.message.name: entry.at for entry in changes}.items():
+        if name in stored.limits:
+            leader.handle(QuotaSet(name, stored.limits[name], changed_s))
+    return tail.last(QUOTA_CHANGES)
 
 
 async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:

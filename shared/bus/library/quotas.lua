@@ -3,21 +3,27 @@
 -- Each function here is one of the plain functions with three more parts: at the end of its keys `quotas:holds` and
 -- `quotas:levels`, at the end of its arguments the packed changes. So a write without quotas costs nothing more. A
 -- change is repeated safely: a hold is taken while it is unknown and settled while it is known.
---   take:   {key of the hold, hold, {{field of a level, amount, refill per second, time}...}}
+--   take:   {key of the hold, hold, {{field of a level, amount, refill per second, time, full bucket}...}}
 --   settle: {key of the hold, false, the same with negative amounts}
 --   hold:   {key of the hold, hold, {}}
---   rates:  {'', false, the levels of changed rates, with their new refill}; repeated if a level is not older
+--   rates:  {'', false, the levels of changed rates, with their new refill}; repeated if a level is not older. A rate
+--           that is set has a sixth value, from which time on attempts take from it
 
--- A level is the amount that is missing from the full bucket, at what time, and its refill per second since.
+-- A level is the amount that is missing from the full bucket, at what time, its refill per second since, the full
+-- bucket, and the time of the first take. A former version writes the first three.
 -- `levels`: those that this call has read or changed, by field.
-local function add_to_level(levels_key, levels, field, amount, per_s, at, once)
+local function add_to_level(levels_key, levels, change, once)
+  local field, amount, per_s, at = change[1], change[2], change[3], change[4]
   local level = levels[field]
   if not level then
-    level = { 0, at, per_s }
+    level = { 0, at, per_s, nil, at }
     local stored = redis.call('HGET', levels_key, field)
     if stored then
-      local used, since, former = string.match(stored, '^(%S+) (%S+) (%S+)')
-      level = { tonumber(used), tonumber(since), tonumber(former), known = true }
+      local place = 1
+      level = { known = true, [5] = 0 }
+      for number in string.gmatch(stored, '%S+') do
+        level[place], place = tonumber(number), place + 1
+      end
     end
     levels[field] = level
   end
@@ -25,7 +31,8 @@ local function add_to_level(levels_key, levels, field, amount, per_s, at, once)
   if once and at <= since and level.known then return end
   if at < since then at = since end
   level[1] = math.max(0, math.max(0, level[1] - (at - since) * level[3]) + amount)
-  level[2], level[3], level.known, level.changed = at, per_s, true, true
+  level[2], level[3], level[4], level[5] = at, per_s, change[5] or level[4], change[6] or level[5]
+  level.known, level.changed = true, true
 end
 
 local function change_holds(holds_key, levels_key, packed)
@@ -39,13 +46,14 @@ local function change_holds(holds_key, levels_key, packed)
     end
     if new then
       for _, level in ipairs(levels) do
-        add_to_level(levels_key, by_field, level[1], level[2], level[3], level[4], key == '')
+        add_to_level(levels_key, by_field, level, key == '')
       end
     end
   end
   for field, level in pairs(by_field) do
     if level.changed then
-      redis.call('HSET', levels_key, field, string.format('%.17g %.17g %.17g', level[1], level[2], level[3]))
+      local format = level[4] and '%.17g %.17g %.17g %.17g %.17g' or '%.17g %.17g %.17g'
+      redis.call('HSET', levels_key, field, string.format(format, unpack(level, 1, level[4] and 5 or 3)))
     end
   end
 end

@@ -36,11 +36,15 @@ class LevelRestored:
     at_s: float
     per_s: float | None = None
     """Refill at that time, per second; None: that of the rate."""
+    most: float | None = None
+    """`Level.most`."""
+    new_s: float = 0.0
+    """`Level.new_s`."""
 
     @property
     def level(self) -> Level:
         """The level."""
-        return Level(self.used, self.at_s, self.per_s)
+        return Level(self.used, self.at_s, self.per_s, self.most, self.new_s)
 
 
 @dataclass(frozen=True, slots=True)

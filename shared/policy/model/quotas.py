@@ -73,13 +73,22 @@ class Level(NamedTuple):
     at_s: float = 0.0
     per_s: float | None = None
     """Refill at that time, per second; None: that of the rate."""
+    most: float | None = None
+    """Amount of the full bucket at that time; None: that of the rate."""
+    new_s: float = 0.0
+    """Time of the first take since the rate was set: earlier attempts have taken nothing from it."""
 
     def at(self, now: float, rate: Rate) -> float:
         """Amount missing from the full bucket now."""
-        used, at_s, per_s = self
+        used, at_s, per_s, _, _ = self
         if now > at_s:
             used -= (now - at_s) * (rate.per_s if per_s is None else per_s)
         return max(0.0, used)
+
+    def rate(self, period_s: float | None) -> Rate:
+        """The rate at that time, as far as it is known."""
+        most, per_s = self.most or 0.0, self.per_s or 0.0
+        return Rate(most if period_s is None else per_s * period_s, period_s, most)
 
 
 class QuotaHold(NamedTuple):
@@ -117,6 +126,8 @@ class Refund(NamedTuple):
     amount: float
     """Amount that is given back because it was not used; negative: taken, because more was used."""
     at_s: float
+    new_s: float | None = None
+    """New `Level.new_s`; None: it stays."""
 
 
 RATES_CHANGED: Final = ""

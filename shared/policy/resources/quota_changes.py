@@ -22,16 +22,23 @@ def change_rate(
     former: Rate,
     rate: Rate,
     now: float,
+    *,
+    new: bool = False,
 ) -> Iterator[Settled]:
-    """Change the level of a rate with the rate, and yield that change for the store. None if the level is the same."""
+    """Change the level of a rate with the rate, and yield that change for the store. None if the level is the same.
+
+    `new`: it is set now. Its level is that of a deleted rate.
+    """
     key = (name, rate.period_s)
     level = levels.get(key)
     if level is None:
         return
-    amount = 0.0 if rate.period_s is None else rate.most - former.most
+    most = former.most if level.most is None else level.most
+    amount = 0.0 if rate.period_s is None else rate.most - most
     per_s = former.per_s if level.per_s is None else level.per_s
-    if amount or per_s != rate.per_s:
+    if amount or per_s != rate.per_s or new:
         at_s = math.nextafter(max(now, level.at_s), math.inf)  # so that the store recognises a repeated change
-        levels[key] = Level(max(0.0, level.at(at_s, former) + amount), at_s, rate.per_s)
+        new_s = now if new else level.new_s
+        levels[key] = Level(max(0.0, level.at(at_s, former) + amount), at_s, rate.per_s, rate.most, new_s)
         settling.histories.pop(key, None)
-        yield Settled(RATES_CHANGED, "", (Refund(name, rate, -amount, at_s),))
+        yield Settled(RATES_CHANGED, "", (Refund(name, rate, -amount, at_s, now if new else None),))

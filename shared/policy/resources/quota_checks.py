@@ -20,8 +20,6 @@ def check_quotas(quotas: Quotas) -> None:
             (quotas.ends[key], key, hold.amounts[name]) for key, hold in quotas.holds.items() if name in hold.amounts
         ]
         assert sorted(holds) == quotas.holders.of(name), f"holds of {name} by predicted end"
-    rates = {(name, rate.period_s) for name, limits in quotas.limits.items() for rate in limits.rates}
-    assert quotas.settling.new.keys() <= rates, "a new rate that does not exist"
     for name, brake in quotas.brakes.by_quota.items():
         assert name in quotas.limits, f"the brake of a deleted quota {name}"
         assert not brake.probe or brake.probe in quotas.holds, f"the probe of {name} holds nothing"

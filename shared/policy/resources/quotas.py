@@ -64,12 +64,11 @@ class Quotas:
 
     def set(self, name: str, limits: QuotaLimits | None, now: float = 0.0, *, read: bool = False) -> None:
         """Create, change or delete (None) a quota (`quota_changes`). `read`: a new leader reads it from the store."""
-        former, rates = self._rates(name), () if limits is None else limits.rates
-        self.settling.note_new(name, rates if read else former, rates)
-        self.former |= {(name, rate.period_s): rate for rate in former}
-        for rate in rates:
-            before = self.former.pop((name, rate.period_s), rate)
-            self.changes += change_rate(self.levels, self.settling, name, before, rate, now)
+        self.former |= (present := {(name, rate.period_s): rate for rate in self._rates(name)})
+        for rate in () if limits is None else limits.rates:
+            key = (name, rate.period_s)
+            former, new = self.former.pop(key, rate), not (read or key in present)
+            self.changes += change_rate(self.levels, self.settling, name, former, rate, now, new=new)
         if limits is None:
             self.limits.pop(name, None)
         else:
@@ -101,9 +100,8 @@ class Quotas:
             limits = self.limits.get(name)
             if limits is None:
                 return name
-            for most in limits.concurrency:
-                if exceeds(self.used.get(name, 0.0) + amount, most):
-                    return name
+            if limits.concurrency and exceeds(self.used.get(name, 0.0) + amount, min(limits.concurrency)):
+                return name
             for rate in limits.rates:
                 if exceeds(self.missing(name, rate, now) + amount, rate.most):
                     return name
@@ -225,7 +223,10 @@ class Quotas:
     def restore_level(self, name: str, period_s: float | None, level: Level, now: float = 0.0) -> None:
         """Restore the level of a rate from the store. A former leader may not have applied a change of the rate."""
         self.levels[name, period_s] = level
-        for rate in (rate for rate in self._rates(name) if rate.period_s == period_s):
+        rate = next((rate for rate in self._rates(name) if rate.period_s == period_s), None)
+        if rate is None:
+            self.former[name, period_s] = level.rate(period_s)
+        else:
             self.changes += change_rate(self.levels, self.settling, name, rate, rate, now)
         self.changed[name] = None
 
@@ -260,7 +261,7 @@ class Quotas:
         charged = {} if began else dict(used)
         for name, rate in self.rates_of(hold.amounts if unexecuted else used):
             amount = used.get(name, hold.amounts[name] if rate.period_s else 0.0)
-            back = self.settling.correction(hold, name, rate, amount, self.missing(name, rate, now), now)
+            back = self.settling.correction(hold, name, rate, amount, self.levels.get((name, rate.period_s)), now)
             debit = min(-min(back, 0.0), 2 * rate.most)  # a wrong report must not end the tenant's turns for good
             charged[name] = max(charged.get(name, 0.0), min(amount, hold.amounts[name] + debit))
             if back:
@@ -280,12 +281,12 @@ class Quotas:
     def _add(self, name: str, rate: Rate, amount: float, at_s: float) -> None:
         """Add to the amount that is missing from a rate; a negative amount is given back."""
         key, per_s = (name, rate.period_s), rate.per_s
-        level = self.levels.get(key) or Level()
+        level = self.levels.get(key) or Level(new_s=at_s)
         at_s = max(at_s, level.at_s)  # the level may be of a clock that was ahead of this one
         missing = level.at(at_s, rate)
         if amount > 0:
             self.settling.increase(name, rate, missing)
-        self.levels[key] = Level(max(0.0, missing + amount), at_s, per_s)
+        self.levels[key] = Level(max(0.0, missing + amount), at_s, per_s, rate.most, level.new_s)
         if amount < 0 or not per_s:
             self.changed[name] = None  # more is free, or what is left may never be enough for others
             self.refunded = self.refunded or (amount < 0 and not per_s)

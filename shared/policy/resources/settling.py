@@ -9,11 +9,10 @@ used: what is spent is spent, also if the limit is raised later.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from shared.policy.model.quotas import Amounts, QuotaHold, Rate
+from shared.policy.model.quotas import Amounts, Level, QuotaHold, Rate
 from shared.policy.resources.level_history import LevelHistory
 
 MOST_USED: Final = 1e9
@@ -32,17 +31,6 @@ class Settling:
     """`QuotaHold.key` -> serial of its take; none for a hold of a former leader."""
     histories: dict[tuple[str, float | None], LevelHistory] = field(default_factory=dict)
     """(Quota, period) -> history of a rate that is refilled and of which this leader has granted something."""
-    new: dict[tuple[str, float | None], int] = field(default_factory=dict)
-    """(Quota, period) -> serial of the newest increase before the rate was set, or was set again, in this term."""
-
-    def note_new(self, name: str, former: Iterable[Rate], rates: Iterable[Rate]) -> None:
-        """Note which rates of a quota are new. Earlier attempts, and those of a former leader, give nothing back to
-        them: what they have taken from another rate was never taken from these.
-        """
-        before, after = {rate.period_s for rate in former}, {rate.period_s for rate in rates}
-        for period_s in before - after:
-            self.new.pop((name, period_s), None)
-        self.new |= {(name, period_s): self.serial for period_s in after - before}
 
     def begin(self, key: str) -> None:
         """Begin the take of a hold; `increase` follows for each of its rates."""
@@ -57,22 +45,22 @@ class Settling:
                 found = self.histories[name, rate.period_s] = LevelHistory(self.serial)
             found.note(self.serial, level)
 
-    def correction(self, hold: QuotaHold, name: str, rate: Rate, used: float, level: float, now: float) -> float:
+    def correction(self, hold: QuotaHold, name: str, rate: Rate, used: float, known: Level | None, now: float) -> float:
         """Return what a rate gets back from an attempt that has ended; negative: what is taken beyond its amount.
 
-        `level`: amount that is missing now. Of a former leader's hold the levels since the grant are not known. It
-        gives back what the rate would still lack if nothing else had been taken.
+        `known`: its level; None: nothing was taken. Of a former leader's hold the levels since the grant are not known.
+        It gives back what the rate would still lack if nothing else had been taken.
         """
+        level = 0.0 if known is None else known.at(now, rate)
         surplus = hold.amounts[name] - used
         if surplus < 0:
             surplus = -min(-surplus, most_debit(rate, level))
             self.serial += 1  # of this increase
-        key, serial = (name, rate.period_s), self.taken.get(hold.key, OLDEST)
-        if surplus > 0 and serial <= self.new.get(key, OLDEST - 1):
-            return 0.0
+        if surplus > 0 and (known is None or hold.at_s < known.new_s):
+            return 0.0  # it has taken nothing from this rate
         if surplus <= 0 or rate.period_s is None:  # never refilled, so it was never full since
             return surplus
-        history = self.histories.get(key)
+        history, serial = self.histories.get((name, rate.period_s)), self.taken.get(hold.key, OLDEST)
         if serial == OLDEST:
             surplus = max(0.0, surplus - max(0.0, now - hold.at_s) * rate.per_s)
         elif history is None or serial < history.first:

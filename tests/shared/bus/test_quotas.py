@@ -12,7 +12,7 @@ from shared.bus.functions import Advancing, Answering, Deposed, Granting, advanc
 from shared.bus.holds import Taking
 from shared.bus.quotas import SPENT_KEPT_S, change_holds, expire_levels, read_quotas, set_quota
 from shared.messages.quotas import QUOTA_CHANGES, QuotaChanged
-from shared.policy.model.quotas import Level, QuotaHold, QuotaLimits, Rate, Settled
+from shared.policy.model.quotas import QuotaHold, QuotaLimits, Rate, Settled
 from shared.policy.resources.quotas import Quotas
 from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal, lead, resign
 
@@ -31,7 +31,7 @@ async def restored(redis: Redis) -> Quotas:
     stored = await read_quotas(redis)
     quotas = Quotas(dict(stored.limits))
     for level in stored.levels:
-        quotas.restore_level(level.quota, level.period_s, Level(level.used, level.at_s, level.per_s))
+        quotas.restore_level(level.quota, level.period_s, level.level)
     for hold in stored.holds:
         quotas.restore(hold, hold.at_s)
     return quotas

@@ -14,7 +14,7 @@ from shared.bus.brakes import publish_brakes
 from shared.bus.functions import Answering, Granting, send_grants
 from shared.bus.holds import Taking
 from shared.bus.quota_estimates import store_estimates
-from shared.bus.quotas import read_quotas, set_quota
+from shared.bus.quotas import change_holds, read_quotas, set_quota
 from shared.messages.actions import ActionSubmitted
 from shared.messages.nodes import NODES
 from shared.messages.quotas import QuotaChanged
@@ -135,6 +135,40 @@ async def test_a_new_leader_keeps_to_what_the_provider_has_answered(store: Store
     assert granted(store.read(inventory())) == []
     assert store.leader.dispatcher.brakes() == brakes, "the change of the quota that the stream still has is older"
     assert len(granted(store.read(QuotaChanged(name="search", limits=ONE)))) == 1, "the operator has paid"
+
+    await set_quota(store.redis, "search", ONE)
+    await store.taken_over()
+    assert len(granted(store.read(inventory()))) == 1, "no leader was alive when the operator paid"
+
+
+async def test_earlier_changes_of_a_rate_take_nothing_from_a_new_leader(store: StoreOfFormerLeader) -> None:
+    """The stream of changes still has a smaller burst. Before, each takeover left no more free than that."""
+    for limit in (1.0, 10.0, 1000.0):
+        await set_quota(store.redis, "search", QuotaLimits((), (Rate(limit, 86400.0),)))
+    await store.submit(searching("a"))
+    await store.publish(NODES, hello())
+    await store.taken_over()
+    await send_grants(store.redis, store.journal.epoch, takings(store.read(inventory())))
+    for _ in range(2):
+        await store.taken_over()
+        (state,) = store.leader.dispatcher.limit_states({"search": 1.0}, store.clock.unix())
+        assert state.free == pytest.approx(999.0, abs=0.1)
+        assert not any(isinstance(write, HoldsChanged) for write in store.recorder.take())
+
+
+async def test_a_limit_that_was_raised_while_no_leader_was_alive_gives_nothing(store: StoreOfFormerLeader) -> None:
+    await set_quota(store.redis, "search", QuotaLimits((), (Rate(1.0, 86400.0),)))
+    await store.submit(searching("a"))
+    await store.publish(NODES, hello())
+    await store.taken_over()
+    await send_grants(store.redis, store.journal.epoch, takings(store.read(inventory())))
+    await set_quota(store.redis, "search", QuotaLimits((), (Rate(1000.0, 86400.0),)))
+    for _ in range(2):
+        await store.taken_over()
+        (state,) = store.leader.dispatcher.limit_states({"search": 1.0}, store.clock.unix())
+        assert state.free == pytest.approx(0.0, abs=0.1)
+        changes = [write for write in store.recorder.take() if isinstance(write, HoldsChanged)]
+        await change_holds(store.redis, store.journal.epoch, [one for write in changes for one in write.settled])
 
 
 async def test_a_new_leader_reserves_what_a_former_one_has_learned_and_nodes_receive_the_amount(

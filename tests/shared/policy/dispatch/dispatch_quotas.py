@@ -21,8 +21,8 @@ class StoredQuotas:
 
     limits: dict[str, QuotaLimits]
     holds: dict[str, QuotaHold] = field(default_factory=dict)
-    levels: dict[tuple[str, float | None], tuple[float, float, float]] = field(default_factory=dict)
-    """(Quota, period) -> amount missing, time."""
+    levels: dict[tuple[str, float | None], tuple[float, float, float, float, float]] = field(default_factory=dict)
+    """(Quota, period) -> amount missing, time, refill, full bucket, time of the first take."""
     granted: dict[str, QuotaHold] = field(default_factory=dict)
     """Every hold of a written grant that may have begun."""
     brakes: dict[str, Brake] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class StoredQuotas:
                 for refund in change.refunds:
                     level = self.levels.get((refund.quota, refund.rate.period_s))
                     if level is None or level[1] < refund.at_s:
-                        self._add(refund.quota, refund.rate, -refund.amount, refund.at_s)
+                        self._add(refund.quota, refund.rate, -refund.amount, refund.at_s, refund.new_s)
             elif self.holds.pop(change.key, None) is not None:
                 for refund in change.refunds:
                     self._add(refund.quota, refund.rate, -refund.amount, refund.at_s)
@@ -80,14 +80,15 @@ class StoredQuotas:
                         debits.append((refund.at_s, -refund.amount))
                 self.unbegun += any(refund.amount > 0 for refund in change.refunds)
 
-    def _add(self, name: str, rate: Rate, amount: float, at_s: float) -> None:
-        _, since_s, _ = self.levels.get((name, rate.period_s), (0.0, at_s, rate.per_s))
-        at_s = max(at_s, since_s)
-        self.levels[name, rate.period_s] = (max(0.0, self.missing(name, rate, at_s) + amount), at_s, rate.per_s)
+    def _add(self, name: str, rate: Rate, amount: float, at_s: float, new_s: float | None = None) -> None:
+        _, since_s, _, _, first_s = self.levels.get((name, rate.period_s), (0.0, at_s, rate.per_s, 0.0, at_s))
+        at_s, first_s = max(at_s, since_s), first_s if new_s is None else new_s
+        used = max(0.0, self.missing(name, rate, at_s) + amount)
+        self.levels[name, rate.period_s] = (used, at_s, rate.per_s, rate.most, first_s)
 
     def missing(self, name: str, rate: Rate, now: float) -> float:
         """What lacks for a full bucket."""
-        used, since_s, per_s = self.levels.get((name, rate.period_s), (0.0, now, rate.per_s))
+        used, since_s, per_s = self.levels.get((name, rate.period_s), (0.0, now, rate.per_s))[:3]
         return max(0.0, used - (now - since_s) * per_s)
 
     def check_windows(self) -> None:

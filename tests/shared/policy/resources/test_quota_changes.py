@@ -134,21 +134,21 @@ def test_a_change_is_reported_to_the_store_once() -> None:
     at_s = math.nextafter(4.0, math.inf)
     assert quotas.collect() == [Settled(RATES_CHANGED, "", (Refund("a", lower, 6.0, at_s),))]
     assert quotas.missing("a", lower, 4.0) == pytest.approx(3.0)
-    assert quotas.levels["a", 10.0][1:] == (at_s, 0.4)
+    assert quotas.levels["a", 10.0][1:] == (at_s, 0.4, 4.0, 3.0)
 
 
 @given(
     st.sampled_from([None, PERIOD_S]),
     st.lists(
         st.tuples(
-            st.sampled_from(["take", "take", "set", "remove", "delete", "end"]),
+            st.sampled_from(["take", "take", "set", "remove", "delete", "end", "take over"]),
             st.sampled_from([1.0, 5.0, 30.0]),
             st.integers(0, 9),
         ),
         max_size=30,
     ),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=500)
 def test_an_attempt_gives_back_no_more_than_it_has_taken_from_a_rate_that_comes_and_goes(
     period_s: float | None, history: list[tuple[str, float, int]]
 ) -> None:
@@ -167,6 +167,8 @@ def test_an_attempt_gives_back_no_more_than_it_has_taken_from_a_rate_that_comes_
             running.append(key)
         elif what in limits:
             quotas.set("a", limits[what], now)
+        elif what == "take over":
+            quotas = restored(quotas, quotas.limits.get("a"), now)
         elif what == "end" and running:
             key = running.pop(pick % len(running))
             used = amount / 30
@@ -176,13 +178,35 @@ def test_an_attempt_gives_back_no_more_than_it_has_taken_from_a_rate_that_comes_
         assert quotas.missing("a", rate, now) >= sum(counted.values()) - 1e-3
 
 
-def test_attempts_of_a_former_leader_give_nothing_back_to_a_budget_that_is_set_later() -> None:
-    money = Rate(100.0)
-    for read in (True, False):
-        quotas = Quotas()
-        quotas.set("a", quota(money), 1.0, read=read)
-        quotas.restore_level("a", None, Level(50.0, 0.5), 1.0)
-        hold = QuotaHold("r", 0, 1, "n", "1", 0.5, {"a": 30.0})
-        quotas.restore(hold, 2.0)
-        quotas.settle(hold.key, used={"a": 10.0}, now=2.0)
-        assert quotas.missing("a", money, 2.0) == (30.0 if read else 50.0)
+def restored(quotas: Quotas, limits: QuotaLimits | None, now: float) -> Quotas:
+    """Return the ledger of a new leader, which reads these limits from the store."""
+    made = Quotas()
+    if limits is not None:
+        made.set("a", limits, now, read=True)
+    for (name, period_s), level in quotas.levels.items():
+        made.restore_level(name, period_s, level, now)
+    for key, hold in quotas.holds.items():
+        made.restore(hold, quotas.ends[key])
+    return made
+
+
+def test_a_new_leader_gives_nothing_for_a_limit_that_was_raised_when_no_leader_was_alive() -> None:
+    """Also if the quota was deleted and created again."""
+    low, high = Rate(10.0, 864.0), Rate(1000.0, 864.0)
+    for deleted in (False, True):
+        quotas = Quotas({"a": quota(low)})
+        taking(quotas, "r", 10.0, 0.0)
+        quotas = restored(quotas, None if deleted else quota(high), 1.0)
+        if deleted:
+            quotas.set("a", quota(high), 1.0)
+        assert high.most - quotas.missing("a", high, 1.0) == pytest.approx(10.0 / 864.0, abs=1e-3)
+        assert high.most - quotas.missing("a", high, 2.0) == pytest.approx(1000.0 / 864.0, abs=0.02)
+
+
+def test_a_level_of_a_former_version_is_restored_with_the_burst_of_the_rate() -> None:
+    rate = Rate(10.0, 10.0)
+    quotas = Quotas({"a": quota(rate)})
+    quotas.restore_level("a", 10.0, Level(4.0, 0.0, 1.0), 1.0)
+    assert quotas.missing("a", rate, 1.0) == 3.0
+    quotas.set("a", quota(Rate(20.0, 10.0)), 1.0)
+    assert quotas.missing("a", Rate(20.0, 10.0), 1.0) == pytest.approx(13.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Final, Generic
 
 from redis.asyncio import Redis
 
@@ -17,6 +17,9 @@ from shared.runtime.units import Epoch, Seconds
 from shared.runtime.validation import UNREADABLE
 
 _log = log.get(__name__)
+
+MOST_PAUSE_S: Final[Seconds] = 0.25
+"""Longest pause between two tries while Valkey is away. Until the next read, a leader decides with what it has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class Tail:
             except TRANSIENT as error:
                 _log.warning("valkey_unavailable", what="reading", error=str(error))
                 await asyncio.sleep(pause)
-                pause = min(1.0, pause * 2)
+                pause = min(MOST_PAUSE_S, pause * 2)
                 continue
             pause = 0.05
             yield entries

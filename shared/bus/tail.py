@@ -70,6 +70,8 @@ class Tail:
         """Total length of the messages read."""
         self._cut: set[bytes] = set()
         """Streams of which the last read has returned as many entries as it may."""
+        self.away = False
+        """The last read has failed: entries may have been written that were not read."""
         self.stopping = False
         """Set it to end the loop at its next round. redis-py may swallow a cancel during a delivery."""
 
@@ -125,11 +127,12 @@ class Tail:
             try:
                 entries = await self.read(block=blocks())
             except TRANSIENT as error:
+                self.away = True
                 _log.warning("valkey_unavailable", what="reading", error=str(error))
                 await asyncio.sleep(pause)
                 pause = min(MOST_PAUSE_S, pause * 2)
                 continue
-            pause = 0.05
+            pause, self.away = 0.05, False
             yield entries
             if entries:
                 await asyncio.sleep(0)  # what they have begun leaves before the next read

@@ -151,7 +151,7 @@ class Leadership:
             await self._check_planner(leader)
             await weights.refresh(leader)
             self._tail = tail = await take_over(self._redis, self._reader, leader)
-            tail.stopping = self._stopping
+            tail.stopping, leader.local_leases.tail = self._stopping, tail
             _log.info("leading", epoch=epoch)
             self.epoch = epoch
             EPOCH.set(epoch)

@@ -26,7 +26,7 @@ from services.proxy.records.intake import submission_of
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Submission
 from shared.bus.held_leases import Acquired, LeaseAcquisition, LeaseCode, LeaseRelease
-from shared.bus.tail import Entry
+from shared.bus.tail import Entry, Tail
 from shared.messages import leases
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.leases import GONE, GrantedLease
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 DECIDED_AT_ONCE: Final = 256
 """Calls of one kind that are decided together: about 10 ms."""
+UNREAD_S: Final[Seconds] = 0.05
+"""Pause until the next try to decide while the leader cannot read."""
 REJECTED: Final = "the journal has rejected it"
 _UNITS: Final = {leases.RESOURCE: 1}
 _MANY: Final = 4096
@@ -91,6 +93,8 @@ class LocalLeases:
         self._ending: dict[str, _Release] = {}
         """Leases whose release is decided."""
         self._serial = _FIRST_SERIAL
+        self.tail: Tail | None = None
+        """What the leader reads. While it cannot be read, limits may have changed, and nothing is decided."""
 
     # ---- calls -------------------------------------------------------------------------------------------------
 
@@ -128,6 +132,9 @@ class LocalLeases:
 
     def decide(self) -> None:
         """Decide about the calls that have arrived, in one round, and put their writes."""
+        if self.tail is not None and self.tail.away:
+            asyncio.get_running_loop().call_later(UNREAD_S, self._interpreter.wake)
+            return
         releases, self._releases = self._releases[:DECIDED_AT_ONCE], self._releases[DECIDED_AT_ONCE:]
         acquires, self._acquires = self._acquires[:DECIDED_AT_ONCE], self._acquires[DECIDED_AT_ONCE:]
         if releases or acquires:

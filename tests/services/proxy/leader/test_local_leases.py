@@ -25,6 +25,7 @@ from shared.kinds.registry import all_kinds
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.messages.leases import KIND, POOL, RESOURCE, GrantedLease
 from shared.messages.outcomes import OUTCOMES
+from shared.messages.quotas import QUOTA_CHANGES
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import QuotaSet
 from shared.policy.model.quotas import QuotaLimits, Rate
@@ -210,6 +211,20 @@ async def test_an_answer_before_the_journal_has_the_lease_waits_for_it(term: Ter
     for one in held:
         await term.released(one)
     assert await term.is_empty()
+
+
+async def test_nothing_is_decided_while_the_leader_cannot_read(term: Term, reader: Redis) -> None:
+    """A limit may have been changed after Valkey came back, and before the leader reads again."""
+    term.leader.local_leases.tail = tail = Tail(reader, {QUOTA_CHANGES: "0"})
+    tail.away = True
+    journaled = term.ask(lease("a"))
+    await term.run()
+    assert (journaled.done(), list(term.leader.unanswered)) == (False, [])
+    tail.away = False
+    running = asyncio.create_task(term.interpreter.run())
+    async with asyncio.timeout(20):
+        assert await journaled, "it tries again by itself"
+    running.cancel()
 
 
 async def test_a_full_journal_rejects_and_leaves_nothing(term: Term) -> None:

@@ -46,7 +46,14 @@ class FaultyGpus:
             await asyncio.sleep(every_s)
 
     def _read(self) -> dict[int, str]:
-        found = {device.number: self.memory.fault(device.number) for device in self.memory.devices}
+        """Return the fault of each faulty GPU. One that cannot be read, by a bug of ours, stays as it is (ADR 0093)."""
+        found = dict[int, str]()
+        for device in self.memory.devices:
+            try:
+                found[device.number] = self.memory.fault(device.number)
+            except Exception as error:  # noqa: BLE001
+                _log.error("gpu_not_checked", gpu=device.number, exc_info=error)
+                found[device.number] = self.reasons.get(device.number, "")
         return {number: reason for number, reason in found.items() if reason}
 
     def apply(self, reasons: dict[int, str]) -> None:

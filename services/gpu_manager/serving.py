@@ -2,8 +2,8 @@
 
 `NodeServing` (`shared.policy.serving`) decides; here each step is one task, whose end is a stimulus. Laws:
   - each step ends in exactly one `Stepped`, also if it is cancelled;
-  - an error of a step, a search, an abort, a watch or a check of liveness fails its engine alone. An error of the
-    machine ends the service (ADR 0093);
+  - an error of a step, a search, an abort, a watch, a check of liveness, or the making of a backend fails its engine
+    alone. An error of the machine ends the service (ADR 0093);
   - memory is measured before a load or a restore: an engine is not started into memory that is in use;
   - a holder's context ends in exactly one `HolderEnded`, also if it is cancelled.
 """
@@ -18,6 +18,7 @@ from typing import Any
 
 from services.gpu_manager.backends.given_engines import leave_given
 from services.gpu_manager.backends.protocol import Backend, Level
+from services.gpu_manager.backends.unmade import UnmadeBackend
 from services.gpu_manager.device_checks import check_memory
 from services.gpu_manager.devices import DeviceMemory
 from services.gpu_manager.engine_calls import EngineAddress
@@ -102,8 +103,12 @@ class Serving:
         self._spawn(self._find(instance), f"find {instance}")
 
     def _make(self, instance: InstanceId) -> None:
-        entry = self.entries[instance.service]
-        self._backends[instance], self._made_of[instance] = self.backend(instance, entry), entry
+        """Make the backend of an engine, of the present entry. An error fails the steps of this engine."""
+        entry = self._made_of[instance] = self.entries[instance.service]
+        try:
+            self._backends[instance] = self.backend(instance, entry)
+        except Exception as error:  # noqa: BLE001
+            self._backends[instance] = UnmadeBackend(error)
 
     def adopt(self, instance: InstanceId, backend: Backend) -> None:
         """Take over an engine of a former manager. Its residency is read before any holder is admitted on its GPUs."""

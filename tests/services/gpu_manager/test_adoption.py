@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from services.gpu_manager.adoption import adopt_engines
-from services.gpu_manager.backends.engine_folders import EngineFolders
+from services.gpu_manager.backends.engine_folders import EngineFolder, EngineFolders
 from services.gpu_manager.backends.engine_http import open_engines
+from services.gpu_manager.backends.protocol import Backend
 from services.gpu_manager.described_memory import DescribedMemory
 from services.gpu_manager.devices import GpuDevice
 from services.gpu_manager.engine_factory import EngineFactory
@@ -128,3 +129,23 @@ async def test_an_engine_with_an_unconfirmed_change_is_killed(tmp_path: Path) ->
         await adopt_engines(node.factory, node.serving)
         assert not runs(pid)
         assert not node.folders.found()
+
+
+async def test_an_engine_whose_adoption_raises_an_unexpected_error_is_killed_and_the_others_are_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of one engine would end the manager at each of its starts (ADR 0093)."""
+
+    def fails(self: EngineFactory, instance: InstanceId, entry: ServiceEntry, folder: EngineFolder) -> Backend | None:
+        if instance == SECOND:
+            raise LookupError("a bug")
+        return adopt(self, instance, entry, folder)
+
+    adopt = EngineFactory.adopt
+    monkeypatch.setattr(EngineFactory, "adopt", fails)
+    async with started(tmp_path, FIRST, SECOND) as (http, (first, second)):
+        node = Node(http, tmp_path, 2, {"judge": entry()})
+        await adopt_engines(node.factory, node.serving)
+        assert (runs(first), runs(second)) == (True, False)
+        await until(lambda: node.states() == {FIRST: "resident"})
+        await node.serving.stop(10.0)

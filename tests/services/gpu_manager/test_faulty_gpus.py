@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from services.gpu_manager.devices import GpuDevice
 from services.gpu_manager.engine_use import NotServed
 from services.gpu_manager.faulty_gpus import FaultyGpus
 from shared.runtime.clock import SYSTEM_CLOCK
 from tests.services.gpu_manager.test_ownership import Owner, is_in
-from tests.services.gpu_manager.test_serving import Node
+from tests.services.gpu_manager.test_serving import Memory, Node
 from tests.shared.bus.soon import soon
 
 LOST = "NVML: GPU is lost"
@@ -85,3 +86,26 @@ async def test_the_watch_reads_the_faults_of_all_gpus(node: Node, monkeypatch: p
     await soon(found)
     watching.cancel()
     await asyncio.wait([watching])
+
+
+class Unreadable(Memory):
+    """The first of its GPUs cannot be read, by a bug of ours."""
+
+    def fault(self, number: int) -> str:
+        if number == 0:
+            raise LookupError("a bug")
+        return LOST
+
+
+async def test_a_gpu_that_cannot_be_read_stays_as_it_is_and_the_others_are_checked(node: Node) -> None:
+    devices = Unreadable(tuple(GpuDevice(number, 24.0, "described", False) for number in range(2)))
+    faulty = FaultyGpus(devices, node.serving)
+    checking = asyncio.create_task(faulty.run(0.001))
+
+    async def found() -> bool:
+        return faulty.reasons == {1: LOST}
+
+    await soon(found)
+    await asyncio.sleep(0.05)
+    assert not checking.done()
+    checking.cancel()

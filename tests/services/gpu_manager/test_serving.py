@@ -148,13 +148,13 @@ class Memory(DescribedMemory):
 class Node:
     """One described GPU that holds one of the services `a` and `b`."""
 
-    def __init__(self, url: str = "") -> None:
+    def __init__(self, url: str = "", first_probe_s: float = 60.0) -> None:
         self.backends: dict[str, WrittenBackend] = {}
         self.awake: set[str] = set()
         self.url = url
         self.memory = Memory((GpuDevice(0, 24.0, "described", False),))
         evict_s: dict[Level, float] = {"cold": 60.0, "asleep1": 0.0, "asleep2": 60.0}  # engines sleep where they can
-        config = ServingConfig(max_wait_s=1.0, first_probe_s=60.0, evict_s=evict_s)
+        config = ServingConfig(max_wait_s=1.0, first_probe_s=first_probe_s, evict_s=evict_s)
         self.machine = NodeServing(NodeMemory((24.0,)), config)
         self.serving = Serving(self.machine, self._backend, self.memory, SYSTEM_CLOCK)
         for name in "ab":
@@ -163,6 +163,8 @@ class Node:
             self.serving.set_service(name, entry, spec_of(name, entry))
 
     def _backend(self, instance: InstanceId, _: ServiceEntry) -> WrittenBackend:
+        if (error := self.backends[instance.service].fails.get("make")) is not None:
+            raise error
         return self.backends[instance.service]
 
     def state(self, name: str) -> str:
@@ -307,7 +309,7 @@ def test_another_expected_time_of_loads_starts_no_engine_again() -> None:
     assert specs[0].same_engine(specs[1])
 
 
-@pytest.mark.parametrize("step", ["prepare", "canary", "stop"])
+@pytest.mark.parametrize("step", ["make", "prepare", "canary", "stop"])
 async def test_an_unexpected_error_of_a_step_fails_its_engine_alone(step: str) -> None:
     node = Node()
     node.backends["a"].fails[step] = LookupError("a bug")
@@ -331,6 +333,30 @@ async def test_an_unexpected_error_of_a_search_fails_its_engine_alone(node: Node
     node.serving.expect(InstanceId("a", Chunk(0, 1)))
     await _use(node, "h1", "b")
     assert node.backends["a"].steps["stop"] == 1, "it may hold memory"
+    assert not node.serving._failed.is_set()
+
+
+async def test_an_engine_whose_backend_could_not_be_made_is_made_again_by_its_probe() -> None:
+    node = Node(first_probe_s=0.05)
+    node.backends["a"].fails["make"] = LookupError("a bug")
+    with pytest.raises(NotServed, match="internal error: LookupError"):
+        await _use(node, "h1", "a")
+    node.backends["a"].fails.clear()
+
+    async def is_resident() -> bool:
+        return node.state("a") == "resident"
+
+    await soon(is_resident)
+    await _use(node, "h2", "a")
+    await node.serving.stop(5.0)
+
+
+async def test_a_given_engine_whose_backend_cannot_be_made_stops_no_other(node: Node) -> None:
+    node.backends["a"].fails["make"] = LookupError("a bug")
+    node.serving.expect(InstanceId("a", Chunk(0, 1)))
+    await _use(node, "h1", "b")
+    with pytest.raises(NotServed, match="internal error: LookupError"):
+        await _use(node, "h2", "a")
     assert not node.serving._failed.is_set()
 
 

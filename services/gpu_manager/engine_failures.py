@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gpu_manager.backends.protocol import Backend, EngineError, Residency
+from services.gpu_manager.backends.protocol import Backend, EngineError, Footprint, Residency
 from shared.policy.serving.model import InstanceId
 from shared.runtime import log
 
@@ -48,3 +48,12 @@ async def end_of(instance: InstanceId, backend: Backend) -> str:
         return await backend.ended()
     except Exception as error:  # noqa: BLE001
         return failure_reason(error, instance, "watch")
+
+
+async def measured_footprint(instance: InstanceId, backend: Backend) -> Footprint:
+    """Return the measured memory of an engine; unmeasured if the reading fails."""
+    try:
+        return await backend.footprint()
+    except Exception as error:  # noqa: BLE001
+        _log.warning("engine_not_measured", instance=str(instance), reason=failure_reason(error, instance, "footprint"))
+        return Footprint(None, None)

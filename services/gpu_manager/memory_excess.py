@@ -4,19 +4,19 @@ A GPU refuses an allocation for which it has no memory. A described device canno
 
 Laws (tests/services/gpu_manager/test_memory_excess.py):
   - of the engines on a device that is exceeded, the one that is stopped has the most beyond its declared memory;
-  - an engine within its declared memory is not stopped, and neither is one on a GPU that NVML measures.
+  - an engine within its declared memory is not stopped, and neither is one on a GPU that NVML measures;
+  - a device or an engine that cannot be measured now stops no check of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from services.gpu_manager.device_checks import SLACK
 from services.gpu_manager.devices import GIB, DeviceMemory, GpuDevice
 from services.gpu_manager.serving import Serving
-from shared.policy.serving.model import EngineDied
 from shared.runtime import log
 from shared.runtime.units import Seconds
 
@@ -32,6 +32,8 @@ class MemoryExcess:
 
     memory: DeviceMemory
     serving: Serving
+    _unread: set[int] = field(default_factory=set)
+    """Devices whose last measurement has failed: it was logged."""
 
     async def run(self, every_s: Seconds = CHECK_S) -> None:
         """Check the devices until cancelled."""
@@ -42,25 +44,24 @@ class MemoryExcess:
     async def check(self) -> None:
         """Stop an engine on each described device that is exceeded."""
         for device in self.memory.devices:
-            used_bytes = None if device.measured else await asyncio.to_thread(self.memory.used_bytes, device.number)
-            if used_bytes is not None and used_bytes > device.memory_gb * GIB * (1 + SLACK):
-                await self._stop_one(device, used_bytes / GIB)
+            if device.measured or (used_bytes := await self._used_bytes(device)) is None:
+                continue
+            used_gb, most_gb = used_bytes / GIB, device.memory_gb * (1 + SLACK)
+            if used_gb > most_gb:
+                engines = self.serving.measured_memory
+                found = await engines.excess_on(device.number, used_gb - most_gb)
+                if found is not None:
+                    where = f"GPU {device.number} has {device.memory_gb:.1f} GB, and {used_gb:.1f} GB are in use"
+                    engines.stop(found, f"{found}; {where}")
 
-    async def _stop_one(self, device: GpuDevice, used_gb: float) -> None:
-        most_gb, found = 0.0, None
-        declared_gb = {view.instance: view.device_gb for view in self.serving.machine.view()}
-        for instance, backend in list(self.serving.backends.items()):
-            if device.number in instance.chunk.gpus:
-                engine_gb = ((await backend.footprint()).device_bytes or 0) / GIB / instance.chunk.size
-                excess_gb = engine_gb - declared_gb.get(instance, 0.0)
-                if excess_gb > most_gb:
-                    most_gb, found = excess_gb, (instance, engine_gb)
-        if found is None:
-            return
-        instance, engine_gb = found
-        reason = (
-            f"out of memory: GPU {device.number} has {device.memory_gb:.1f} GB, {used_gb:.1f} GB are in use, "
-            f"{engine_gb:.1f} GB of them by {instance.service}, which has {declared_gb.get(instance, 0.0):.1f} GB"
-        )
-        _log.error("engine_exceeds_memory", instance=str(instance), reason=reason)
-        self.serving.handle(EngineDied(instance, reason))
+    async def _used_bytes(self, device: GpuDevice) -> int | None:
+        """Return the bytes in use; None if they cannot be measured, also by an unexpected error (ADR 0093)."""
+        try:
+            used_bytes = await asyncio.to_thread(self.memory.used_bytes, device.number)
+        except Exception as error:  # noqa: BLE001
+            if device.number not in self._unread:
+                _log.error("device_not_measured", gpu=device.number, exc_info=error)
+            self._unread.add(device.number)
+            return None
+        self._unread.discard(device.number)
+        return used_bytes

@@ -4,7 +4,8 @@
   - each step ends in exactly one `Stepped`, also if it is cancelled;
   - an error of a step, a search, an abort, a watch, a check of liveness, or the making of a backend fails its engine
     alone. An error of the machine ends the service (ADR 0093);
-  - memory is measured before a load or a restore: an engine is not started into memory that is in use;
+  - memory is measured before a load or a restore: an engine is not started into memory that is in use
+    (`measured_memory`);
   - a holder's context ends in exactly one `HolderEnded`, also if it is cancelled.
 """
 
@@ -19,12 +20,12 @@ from typing import Any
 from services.gpu_manager.backends.given_engines import leave_given
 from services.gpu_manager.backends.protocol import Backend, Level
 from services.gpu_manager.backends.unmade import UnmadeBackend
-from services.gpu_manager.device_checks import check_memory
 from services.gpu_manager.devices import DeviceMemory
 from services.gpu_manager.engine_calls import EngineAddress
 from services.gpu_manager.engine_failures import abort_requests, end_of, found_residency
 from services.gpu_manager.engine_use import EngineUse, NotServed
 from services.gpu_manager.liveness import checked_liveness
+from services.gpu_manager.measured_memory import MeasuredMemory
 from services.gpu_manager.metrics import EVICTIONS
 from services.gpu_manager.node_stop import stop_engines
 from services.gpu_manager.preconnecting import preconnect
@@ -62,6 +63,7 @@ class Serving:
     _watches: dict[InstanceId, asyncio.Task[None]] = field(default_factory=dict)
     _checks: dict[InstanceId, asyncio.Task[None]] = field(default_factory=dict)
     """Checks of liveness under way."""
+    measured_memory: MeasuredMemory = field(init=False)
     _steps: StepTasks = field(init=False)
     _timer: asyncio.TimerHandle | None = None
     _removed: set[str] = field(default_factory=set)
@@ -73,6 +75,7 @@ class Serving:
 
     def __post_init__(self) -> None:
         self._steps = StepTasks(self.clock, self._spawn, self.handle)
+        self.measured_memory = MeasuredMemory(self.memory, self._backends, self.machine.view, self.handle)
 
     # ---- services ----------------------------------------------------------------------------------------------
 
@@ -242,14 +245,14 @@ class Serving:
 
     async def _loaded(self, instance: InstanceId) -> None:
         backend = self._backends[instance]
-        await check_memory(self.memory, instance, self._made_of[instance], 0.0)
-        await backend.prepare()
+        async with self.measured_memory.checked(instance, self._made_of[instance], 0.0):
+            await backend.prepare()
         self._watch(instance, backend)
 
     async def _restored(self, instance: InstanceId) -> None:
         entry = self._made_of[instance]
-        await check_memory(self.memory, instance, entry, entry.asleep_gb(instance.chunk.size))
-        await self._backends[instance].restore()
+        async with self.measured_memory.checked(instance, entry, entry.asleep_gb(instance.chunk.size)):
+            await self._backends[instance].restore()
 
     async def _checked(self, instance: InstanceId) -> None:
         entry, backend = self._made_of[instance], self._backends[instance]

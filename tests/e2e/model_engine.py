@@ -1,7 +1,8 @@
 """An inference engine for tests: a real process that speaks OpenAI's chat completions.
 
 It answers `<model> counts <words of the last message>`, after the seconds in `--answer-s`. A completion of `2+2=` is 4.
-With `--serves-once FILE`, each start but the first listens and never answers, not even its health check.
+With `--serves-once FILE`, each start but the first listens and never answers, not even its health check. With
+`--memory-mb`, it has so much memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def main() -> None:
     parser.add_argument("--start-s", type=float, default=0.1)
     parser.add_argument("--answer-s", type=float, default=0.02)
     parser.add_argument("--serves-once", type=Path)
+    parser.add_argument("--memory-mb", type=int, default=0)
     options = parser.parse_args()
+    memory = b"\1" * (options.memory_mb << 20)
     if options.serves_once is not None:
         if options.serves_once.exists():
             with socket.create_server(("127.0.0.1", options.port)):
@@ -58,6 +61,7 @@ def main() -> None:
 
     time.sleep(options.start_s)
     ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+    del memory  # it is kept until here
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from shared.policy.serving.evictions import (
     SleepingEngine,
     choose_levels,
     choose_victims,
+    freed_gb,
 )
 from shared.policy.serving.holder_queue import HolderQueue
 from shared.policy.serving.instance import Activation, EngineInstance
@@ -205,7 +206,7 @@ class Activations:
         self, needs: Sequence[float], idle: Sequence[EngineInstance], one: EngineInstance
     ) -> list[Candidate] | None:
         """Return the victims among idle instances, with the levels to which each can be evicted."""
-        chosen = choose_victims(needs, [_frees(other, one, other.device_gb) for other in idle])
+        chosen = choose_victims(needs, [freed_gb(other.id.chunk, one.id.chunk, other.device_gb) for other in idle])
         if chosen is None:
             return None
         return [self._candidate(idle[at], one) for at in chosen]
@@ -241,7 +242,7 @@ class Activations:
             else:
                 cost_s = self._stop_cost_s(other)
             host_gb = 0.0 if level == "cold" else other.spec.host_gb.get(level, 0.0)
-            options.append(LevelOption(level, cost_s, _frees(other, one, freed), host_gb))
+            options.append(LevelOption(level, cost_s, freed_gb(other.id.chunk, one.id.chunk, freed), host_gb))
         return options
 
     def _sleepers(self, one: EngineInstance) -> list[SleepingEngine]:
@@ -301,30 +302,29 @@ class Activations:
             self._state.begin(one, "stop", what, now)
 
     def _out_of_memory(self, one: EngineInstance, stepped: Stepped, now: float) -> None:
-        """Evict the next LRU instance and try again, once; minimum residency does not matter then."""
+        """Try again after the stops of engines that died, else after the eviction of the next LRU instance, once.
+
+        Minimum residency does not matter then.
+        """
         if one.leaving or one.activation is None:
             return
         others = self._state.overlapping(one)
-        idle = self._awake(one, others, now, overdue=True) or self._idle(one, others, now, overdue=True)
-        candidates = [self._candidate(other, one) for other in idle[:1]]
         what = f"its {stepped.step} ran out of memory: {stepped.reason}"
-        if one.activation.oom or not candidates or not one.waiting:
-            self._engines.quarantine(one, what, now)
-            return
-        one.activation.oom = True
-        plan = choose_levels([0.0 for _ in one.id.chunk.gpus], candidates, self._state.host_free_gb())
-        for name, level in plan.levels:
-            self._evict(one, name, level, f"room for {one.id}: {what}", now)
+        dead = [other for other in others if other.stop_why and not other.stopped]  # what they use may be what lacks
+        for other in dead:
+            one.activation.room[other.id] = None
+            other.room_for = one.id
+        if not dead:
+            idle = self._awake(one, others, now, overdue=True) or self._idle(one, others, now, overdue=True)
+            candidates = [self._candidate(other, one) for other in idle[:1]]
+            if one.activation.oom or not candidates or not one.waiting:
+                self._engines.quarantine(one, what, now)
+                return
+            one.activation.oom = True
+            plan = choose_levels([0.0 for _ in one.id.chunk.gpus], candidates, self._state.host_free_gb())
+            for name, level in plan.levels:
+                self._evict(one, name, level, f"room for {one.id}: {what}", now)
         if stepped.step == "load":
             self._state.begin(one, "stop", what, now)
         else:
             self._state.set_state(one, one.state, what, now)
-
-
-def _frees(other: EngineInstance, one: EngineInstance, gb: float) -> tuple[float, ...]:
-    """Return what an instance frees on each GPU of another one, if it frees so much on each of its own."""
-    (first, size), (wanted, count) = other.id.chunk, one.id.chunk
-    if size >= count:  # aligned chunks: one of them has all of the other
-        return (gb,) * count
-    before = first - wanted
-    return (0.0,) * before + (gb,) * size + (0.0,) * (count - before - size)

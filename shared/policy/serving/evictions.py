@@ -17,6 +17,7 @@ from math import inf
 from operator import sub
 from typing import Final, NamedTuple
 
+from shared.policy.model.chunks import Chunk
 from shared.policy.serving.model import InstanceId, Level
 
 ROUNDING: Final = 1e-6
@@ -68,6 +69,14 @@ class EvictionPlan(NamedTuple):
     cost_s: float = 0.0
     host_gb: float = 0.0
     """Host memory that the victims use afterwards."""
+
+
+def freed_gb(chunk: Chunk, wanted: Chunk, gb: float) -> tuple[float, ...]:
+    """Return what an engine frees on each GPU of the wanted chunk, if it frees so much on each GPU of its own."""
+    if chunk.size >= wanted.size:  # aligned chunks: one of them has all of the other
+        return (gb,) * wanted.size
+    before = chunk.first - wanted.first
+    return (0.0,) * before + (gb,) * chunk.size + (0.0,) * (wanted.size - before - chunk.size)
 
 
 def choose_victims(needs_gb: Sequence[float], frees_gb: Sequence[Sequence[float]]) -> list[int] | None:

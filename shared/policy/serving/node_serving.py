@@ -14,9 +14,10 @@ Laws. Each one is held by the model checker (all interleavings of small cases) a
      levels: `evictions`.
   4. An instance with holders, or waiting ones, or restored less than `min_residency_s` ago, is no victim, unless the
      holder for which room is made has waited for `max_wait_s`. Then it drains first (test_turns.py).
-  5. Out of memory: the next LRU instance is evicted and the step is tried again, once; then quarantine. A failed
-     restore or canary: stop, load once more; then quarantine. A failed load, or `most_deaths` deaths without a
-     successful holder between them: quarantine. A probe follows by itself (test_engines.py).
+  5. Out of memory: engines that died are stopped and the step is tried again. Without one, the next LRU instance is
+     evicted and the step is tried again, once; then quarantine. A failed restore or canary: stop, load once more; then
+     quarantine. A failed load, or `most_deaths` deaths without a successful holder between them: quarantine. A probe
+     follows by itself (test_engines.py).
   6. After a restart nothing is admitted to an instance, or to one that shares a GPU with it, before its residency was
      found or it was stopped. A found resident engine passes a canary before its first holder (test_restart.py).
   7. A bad GPU: engines on it are stopped, and holders refused, until it is good (test_changes.py).

@@ -57,6 +57,40 @@ def test_a_load_out_of_memory_stops_what_is_left_and_is_tried_again_after_an_evi
     assert node.step(on("a")) == [Admit("h", on("a"))]
 
 
+@pytest.mark.parametrize("step", ["load", "restore"])
+def test_out_of_memory_beside_an_engine_that_died_waits_for_its_stop_and_evicts_no_other(step: str) -> None:
+    """What the dead engine uses may be what lacks, so the eviction of the next LRU instance is still possible."""
+    node = Driver(service("a", 8.0), service("b", 2.0), service("c", 2.0), service("x", 12.0))
+    if step == "restore":
+        node.resident(on("a"))
+        node.resident(on("x"), evictions=1)
+    node.resident(on("b"))
+    node.resident(on("c"))
+    node.want("h", on("a"))
+    if step == "restore":
+        node.step(on("x"))
+    assert node.node.steps[on("a")][0] == step
+    assert node.die(on("c"), "it has more memory than it declares") == []
+    commands = node.step(on("a"), "oom")
+    assert commands == [Stop(on("c"))] if step == "restore" else set(commands) == {Stop(on("a")), Stop(on("c"))}
+    if step == "load":
+        node.step(on("a"))
+    again = LoadEngine(on("a")) if step == "load" else Restore(on("a"))
+    assert node.step(on("c")) == [again]
+    assert node.step(on("a"), "oom")[0] == Evict(on("b"), "asleep2")
+
+
+def test_out_of_memory_of_a_probe_beside_an_engine_that_died_quarantines_nothing() -> None:
+    node = Driver(service("a", 8.0), service("b", 2.0), config=CONFIG)
+    quarantined(node)
+    node.resident(on("b"))
+    node.wake()
+    node.die(on("b"))
+    node.step(on("a"), "oom")
+    node.step(on("a"))
+    assert node.step(on("b")) == [LoadEngine(on("a"))]
+
+
 def test_out_of_memory_with_nothing_to_evict_quarantines() -> None:
     node = Driver(service("a"), config=CONFIG)
     node.want("h", on("a"))

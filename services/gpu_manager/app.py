@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 
 import psutil
 from fastapi import FastAPI
@@ -133,7 +134,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             background.start(serving.failed(), name="engines")
             artifacts = StoredArtifacts(node.redis)
             kernels = KernelActions(found.devices, artifacts, settings.cuda_library, settings.output_bytes)
-            executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes, kernels)
+            executor = GpuExecutor(serving, streams, clock, len(device_gb), settings.output_bytes, kernels, Random())
             owned = _owned_gpus(settings, hooks, OwnershipRecords(folders.root), serving, executor, http)
 
             def released() -> tuple[int, ...]:

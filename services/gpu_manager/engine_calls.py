@@ -9,6 +9,8 @@
 | the deadline | `OutOfTime` | is `upstream-failed` |
 | a 200 that cannot be read | `BadAnswer` | is `upstream-failed`, or the engine is asked again |
 
+A lost attempt is repeated after a pause (`executor.failed_call`).
+
 Law: an answer is hostile. Its body is read up to a bound, is not decompressed, and is decoded into a typed form. A
 call ends at its deadline, whatever the engine sends. A cancelled call closes its connection, so the engine aborts it.
 """

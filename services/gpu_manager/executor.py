@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from random import Random
 from typing import Final
 
 import msgspec
@@ -21,6 +22,7 @@ from shared.node.executor import Offer
 from shared.node.resource_usage import ResourceUsage
 from shared.policy.model.chunks import SIZES, Chunk
 from shared.policy.model.results import AttemptResult, lost, refused
+from shared.policy.resources.retries import retry_delay_s
 from shared.policy.serving.model import InstanceId
 from shared.runtime import log
 from shared.runtime.clock import Clock
@@ -32,11 +34,28 @@ _log = log.get(__name__)
 _NAMES: Final = frozenset(spec.name for spec in KINDS)
 BUSY_RETRY_S: Final[Seconds] = 1.0
 """Pause before an action is tried again whose engine takes no call and names no time."""
+LONGEST_PAUSE_S: Final[Seconds] = 4.0
+"""Longest pause after a call that the engine has failed. The first one is 1 s at most (`retry_delay_s`)."""
+MOST_PAUSED: Final = 0.25
+"""Part of the time until the deadline that this pause takes at most, so that all attempts have their turn."""
 
 
 def postponed(reason: str, retry_in_s: Seconds) -> AttemptResult:
     """Return a wish for another attempt later, which does not count as one."""
     return AttemptResult("postponed", reason=reason, retry_in_s=retry_in_s)
+
+
+def failed_call(reason: str, attempt: int, left_s: Seconds, rng: Random) -> AttemptResult:
+    """Return the loss of an attempt whose call the engine has failed. The next attempt follows after a pause.
+
+    Args:
+        reason: for people.
+        attempt: its number, counted from 1. The pause doubles with it.
+        left_s: time until the action's deadline. The pause takes a part of it at most.
+        rng: source of the jitter: calls that one engine has failed together do not come back together.
+    """
+    pause_s = min(retry_delay_s(attempt, 0.0, rng, LONGEST_PAUSE_S), MOST_PAUSED * max(0.0, left_s))
+    return AttemptResult("lost", reason=reason, retry_in_s=pause_s)
 
 
 @dataclass(slots=True)
@@ -69,6 +88,8 @@ class GpuExecutor:
     gpus: int
     output_bytes: int
     kernels: KernelActions
+    random: Random
+    """Source of the jitter of retries."""
     resources: dict[str, ResourceUsage] = field(init=False)
     _users: dict[Chunk, int] = field(default_factory=dict)
     """Chunk -> actions that use it. The first of them counts its GPUs."""
@@ -153,7 +174,8 @@ class GpuExecutor:
             return postponed(error.reason, error.retry_in_s or BUSY_RETRY_S)
         except EngineError as error:
             holding.failed = True
-            return lost(error.reason)
+            left_s = ends_s - self.clock.monotonic()
+            return failed_call(error.reason, grant.attempt, left_s, self.random)
         except Exception as error:  # noqa: BLE001  # our bug, which is no statement about the sample
             _log.error("model_call_crashed", exc_info=error)
             return lost(f"the call failed: {type(error).__name__}")

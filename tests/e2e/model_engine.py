@@ -2,7 +2,8 @@
 
 It answers `<model> counts <words of the last message>`, after the seconds in `--answer-s`. A completion of `2+2=` is 4.
 With `--serves-once FILE`, each start but the first listens and never answers, not even its health check. With
-`--memory-mb`, it has so much memory.
+`--memory-mb`, it has so much memory. With `--fails FILE`, each chat is answered by 500 while the file exists, and its
+time is a line there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--answer-s", type=float, default=0.02)
     parser.add_argument("--serves-once", type=Path)
     parser.add_argument("--memory-mb", type=int, default=0)
+    parser.add_argument("--fails", type=Path)
     options = parser.parse_args()
     memory = b"\1" * (options.memory_mb << 20)
     if options.serves_once is not None:
@@ -35,9 +37,9 @@ def main() -> None:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def _send(self, document: Any) -> None:
+        def _send(self, document: Any, status: int = 200) -> None:
             body = json.dumps(document).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -50,6 +52,11 @@ def main() -> None:
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if "prompt" in asked:
                 self._send({"choices": [{"index": 0, "text": "4", "finish_reason": "stop"}]})
+                return
+            if options.fails is not None and options.fails.exists():
+                with options.fails.open("a") as file:
+                    file.write(f"{time.monotonic()}\n")
+                self._send({"error": {"message": "its kernel failed"}}, 500)
                 return
             time.sleep(options.answer_s)
             words = len(asked["messages"][-1]["content"].split())

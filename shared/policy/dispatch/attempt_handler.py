@@ -162,7 +162,9 @@ class AttemptHandler:
     def lost(
         self, now: float, action: ActionState, ended: EndedAs, why: str, end: Ended | None = None
     ) -> list[Command]:
-        """An attempt is lost and its units are free: retry, or answer with what is known."""
+        """An attempt is lost and its units are free: retry, or answer with what is known. Its node may ask for a pause
+        before the retry.
+        """
         if action.state == "cancelling":
             return [self.registry.answer_cancelled(now, action, end)]
         attempts, begun = action.attempt - action.recalls, end is None or end.result.environment_exists
@@ -176,6 +178,9 @@ class AttemptHandler:
             action.postponed = ""
         action.move("queued")
         self.cluster.queues.enqueue(action)
+        if end is not None and end.result.retry_in_s > 0.0 and action.request.need is None:
+            action.postponed = end.result.reason
+            self.cluster.queues.postpone(action, now + min(end.result.retry_in_s, MOST_POSTPONED_S))
         return []
 
     def lost_with(self, now: float, name: str, why: str, *, allocated_only: bool = False) -> list[Command]:

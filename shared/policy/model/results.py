@@ -76,7 +76,7 @@ class AttemptResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """Most memory at one time. No usage: amounts of usage are sums, and this is a maximum."""
     evidence: Evidence = ""
     retry_in_s: float = 0.0
-    """For `postponed`: seconds before which a retry is useless."""
+    """For `postponed`: seconds before which a retry is useless. For `lost`: pause before the next attempt; 0: none."""
     failed_calls: FailedCalls | None = None
     """For `postponed`: failed calls of this stage so far, for the next attempt; None: they are not counted."""
     restore_s: float = 0.0

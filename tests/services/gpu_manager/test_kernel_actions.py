@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import msgspec
@@ -65,7 +66,7 @@ async def executing(
     node.serving.handle(ServiceSet(own_spec(entry)))
     runs = KernelActions((device,), artifacts or Stored(), "libc.so.6", 4 << 20, commands or RoleCommands())
     async with open_streams(connect_s=2.0) as http, asyncio.timeout(60):
-        yield node, GpuExecutor(node.serving, http, SYSTEM_CLOCK, 1, 4 << 20, runs)
+        yield node, GpuExecutor(node.serving, http, SYSTEM_CLOCK, 1, 4 << 20, runs, Random(1))
         await node.serving.stop(5.0)
 
 

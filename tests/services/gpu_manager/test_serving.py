@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from random import Random
 
 import msgspec
 import pytest
@@ -26,7 +27,7 @@ from services.gpu_manager.device_checks import check_memory
 from services.gpu_manager.devices import GIB, GpuDevice
 from services.gpu_manager.engine_failures import abort_requests
 from services.gpu_manager.engine_use import NotServed
-from services.gpu_manager.executor import GpuExecutor
+from services.gpu_manager.executor import LONGEST_PAUSE_S, MOST_PAUSED, GpuExecutor, failed_call
 from services.gpu_manager.kernel_actions import KernelActions
 from services.gpu_manager.kinds import GPUS
 from services.gpu_manager.serving import Serving
@@ -433,7 +434,7 @@ async def run(executor: GpuExecutor, one: Granted) -> AttemptResult:
 async def executing(node: Node) -> AsyncIterator[GpuExecutor]:
     async with open_streams(connect_s=2.0) as http, asyncio.timeout(20):
         kernels = KernelActions(node.memory.devices, NoArtifacts(), "libcuda.so.1", 4 << 20)
-        yield GpuExecutor(node.serving, http, SYSTEM_CLOCK, 1, 4 << 20, kernels)
+        yield GpuExecutor(node.serving, http, SYSTEM_CLOCK, 1, 4 << 20, kernels, Random(1))
         await node.serving.stop(5.0)
 
 
@@ -471,11 +472,21 @@ async def test_an_engine_that_fails_calls_again_and_again_and_then_its_canary_is
             for number in range(4):
                 result = await run(executor, grant(number, "a"))
                 assert (result.status, "out of memory" in result.reason) == ("lost", True)
+                assert 0.0 < result.retry_in_s < 1.0, "the next attempt follows after a pause"
             assert node.backends["a"].steps == {"prepare": 1, "canary": 2}, "it has answered its canary"
             node.backends["a"].fails["canary"] = WrongAnswer("CUDA out of memory")
             for number in range(4, 7):
                 result = await run(executor, grant(number, "a"))
             assert (node.state("a"), result.status) == ("quarantined", "postponed")
+
+
+def test_the_pause_after_a_failed_call_doubles_varies_and_is_a_part_of_the_time_that_is_left() -> None:
+    rng = Random(7)
+    longest_s = [max(failed_call("500", attempt, 60.0, rng).retry_in_s for _ in range(200)) for attempt in range(1, 7)]
+    for most_s, found_s in zip([1.0, 2.0, 4.0, 4.0, 4.0, 4.0], longest_s, strict=True):
+        assert 0.9 * most_s < found_s <= min(most_s, LONGEST_PAUSE_S)
+    assert max(failed_call("500", 3, 0.4, rng).retry_in_s for _ in range(200)) == MOST_PAUSED * 0.4
+    assert failed_call("500", 3, -1.0, rng) == AttemptResult("lost", reason="500"), "its deadline has passed"
 
 
 async def test_an_action_whose_engine_is_quarantined_is_postponed() -> None:

@@ -334,7 +334,12 @@ class History:
             result = AttemptResult("cancelled")
         else:
             result = self.rng.choice(
-                [*[AttemptResult("ok", True)] * 20, AttemptResult("lost"), AttemptResult("timeout")]
+                [
+                    *[AttemptResult("ok", True)] * 20,
+                    AttemptResult("lost"),
+                    AttemptResult("lost", retry_in_s=1.5),
+                    AttemptResult("timeout"),
+                ]
             )
         self.give(AttemptsEnded((Ended(name, host.name, grant.attempt, grant.stage, result, 0.0, 1.0, grant.units),)))
 

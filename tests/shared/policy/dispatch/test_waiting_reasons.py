@@ -7,6 +7,7 @@ import pytest
 from shared.policy.dispatch import waiting_reasons
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.stimuli import AttemptParked, CreationReported, ResumeRequested, TickPassed
+from shared.policy.model.formulation import AnswerAction, Grant
 from shared.policy.model.reports import Ended
 from shared.policy.model.results import AttemptResult
 from shared.policy.model.waiting import WaitingReason, WaitingReasons, begins_class, work_class
@@ -88,6 +89,25 @@ def test_a_postponed_action_has_the_reason_of_its_last_attempt() -> None:
     beat(dispatcher, 4.0)
     dispatcher.handle(4.0, TickPassed())
     assert dispatcher.waiting_reasons() == WaitingReasons({})
+
+
+def test_a_lost_action_waits_for_the_pause_that_its_node_asks_for_and_counts_its_attempts() -> None:
+    dispatcher = leading("n")
+    submit(dispatcher, request("a", deadline_s=60.0))
+    failed = AttemptResult("lost", reason="the engine answered 500", retry_in_s=0.5)
+    now = 0.0
+    for attempt in (1, 2):
+        assert dispatcher.handle(now, reported(Ended("a", "n", attempt, 0, failed))) == []
+        reason = WaitingReason("postponed", "the engine answered 500")
+        assert dispatcher.waiting_reasons() == WaitingReasons({("a", 0): reason})
+        assert not [one for one in dispatcher.handle(now + 0.4, TickPassed()) if isinstance(one, Grant)]
+        now += 0.6
+        beat(dispatcher, now)
+        dispatcher.handle(now, TickPassed())
+        assert dispatcher.registry.actions["a"].attempt == attempt + 1
+    (answer,) = dispatcher.handle(now, reported(Ended("a", "n", 3, 0, failed)))
+    assert isinstance(answer, AnswerAction)
+    assert (answer.ended, answer.reason) == ("sandbox-lost", "the engine answered 500; 3 attempts")
 
 
 def test_a_class_has_its_literal_name() -> None:

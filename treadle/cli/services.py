@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import WRONG, CommandFailed, exit_status
-from treadle.cli.tables import Column, ReasonTable, output
+from treadle.cli.tables import Column, ReasonTable, output, printable, printable_json
 from treadle.cli.up import Home
 from treadle.cli.watching import watch_lines, watch_tables
 from treadle.client.answers import EngineView, GpuView, ModelServiceList, ModelServiceView
@@ -159,14 +159,18 @@ def _show(view: ModelServiceView, as_json: bool) -> None:
     console = output()
     console.print(_table([view]), crop=False)
     refers = f", refers to {view.refers_to}" if view.refers_to else ""
-    console.print(escape(f"declared by {view.source}{refers}"))
+    console.print(escape(printable(f"declared by {view.source}{refers}")))
+    lines = [f"{problem.node} cannot use it: {problem.why}" for problem in view.problems]
+    if view.pending:
+        lines.insert(0, f"not applied yet by {', '.join(view.pending)}: each does at its next heartbeat")
     if view.entry is not None:
         fields = msgspec.to_builtins(view.entry)
-        console.print_json(data={name: value for name, value in fields.items() if value not in ({}, [])})
-    if view.pending:
-        console.print(escape(f"not applied yet by {', '.join(view.pending)}: each does at its next heartbeat"))
-    for problem in view.problems:
-        console.print(escape(f"{problem.node} cannot use it: {problem.why}"))
+        shown = {name: value for name, value in fields.items() if value not in ({}, [])}
+        console.print(printable_json(shown), soft_wrap=True)
+    elif view.pending:
+        lines.insert(0, "its entry is shown when a node has applied its declaration")
+    for line in lines:
+        console.print(escape(printable(line)))
 
 
 def _overview(found: ModelServiceList) -> Group:
@@ -201,7 +205,7 @@ def _table(views: Sequence[ModelServiceView]) -> ReasonTable:
         for one in view.engines:
             table.add_row((escape(view.name), *_row(one, now)), one.why)
         if not view.engines:
-            nodes = ", ".join(view.nodes)
+            nodes = ", ".join(view.nodes) or ("none yet" if view.pending else "")
             cells = (escape(view.name), escape(nodes), "", _styled(view.state, view.state), *[""] * 5)
             table.add_row(cells, view.why)
     return table

@@ -1,9 +1,11 @@
 """Tables of the command line: reasons below their rows, and no limit of width if the output is no terminal."""
 
+import json
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.highlighter import JSONHighlighter
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -36,8 +38,8 @@ class ReasonTable:
         self._rows: list[tuple[list[Text], str]] = []
 
     def add_row(self, cells: Sequence[str], reason: str = "") -> None:
-        """Append a row. `cells`: in Rich's markup. `reason`: plain text."""
-        self._rows.append(([Text.from_markup(cell) for cell in cells], printable(reason)))
+        """Append a row. `cells`: in Rich's markup. `reason`: plain text. What controls the terminal is replaced."""
+        self._rows.append(([Text.from_markup(printable(cell)) for cell in cells], printable(reason)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """See Rich's console protocol."""
@@ -81,6 +83,13 @@ def output() -> Console:
     """Return the console of the standard output. If it is no terminal, its lines have no limit."""
     console = Console()
     return console if console.is_terminal else Console(width=UNLIMITED)
+
+
+def printable_json(document: Any) -> Text:
+    """Return a document as JSON with highlights. Characters that control the terminal are escaped, as JSON allows."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    escaped = (one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
+    return JSONHighlighter()("".join(escaped))
 
 
 def printable(text: str) -> str:

@@ -49,7 +49,8 @@ def _view(name: str, pages: Sequence[ServingPage], declared: Declared | None) ->
     reference = None if declaration is None else declaration.reference
     problems = [ServiceProblem(node=page.node, why=page.problems[name]) for page in pages if name in page.problems]
     engines = list(_engines(name, users))
-    state, why = _state(engines, problems, bool(users))
+    pending = [page.node for page in pages if _is_pending(name, page, declared)]
+    state, why = _state(engines, problems, has_node=bool(users), is_pending=bool(pending), has_pages=bool(pages))
     return ModelServiceView(
         name=name,
         source=source,
@@ -62,7 +63,7 @@ def _view(name: str, pages: Sequence[ServingPage], declared: Declared | None) ->
         concurrency=offer.concurrency if offer else entry.concurrency if entry else 0,
         awake_gb=offer.awake_gb if offer else entry.memory_gb["awake"] if entry else 0.0,
         nodes=[page.node for page in users],
-        pending=[page.node for page in pages if _is_pending(name, page, declared)],
+        pending=pending,
         problems=problems,
         state=state,
         why=why,
@@ -70,14 +71,25 @@ def _view(name: str, pages: Sequence[ServingPage], declared: Declared | None) ->
     )
 
 
-def _state(engines: Sequence[EngineView], problems: Sequence[ServiceProblem], has_node: bool) -> tuple[str, str]:
+def _state(
+    engines: Sequence[EngineView],
+    problems: Sequence[ServiceProblem],
+    *,
+    has_node: bool,
+    is_pending: bool,
+    has_pages: bool,
+) -> tuple[str, str]:
     """Return the state of a service, and why."""
     if engines:
         nearest = min(engines, key=lambda one: _NEAREST.index(one.state) if one.state in _NEAREST else len(_NEAREST))
         return nearest.state, nearest.why
     if problems:
         return "cold" if has_node else "quarantined", f"{problems[0].node}: {problems[0].why}"
-    return "cold", "no action has needed it" if has_node else "no node uses it"
+    if has_node:
+        return "cold", "no action has needed it"
+    if not has_pages:
+        return "cold", "no node has it: no GPU manager reports to this mesh"
+    return "cold", "no node has it yet: none has applied its declaration" if is_pending else "no node uses it"
 
 
 def _entry(offer: ServiceOffer | None, declared: Declared | None) -> ShownEntry | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -14,7 +17,7 @@ from treadle.cli.groups import GroupOptions
 from treadle.cli.main import app
 from treadle.cli.services import _overview, _table
 from treadle.cli.tables import printable
-from treadle.client.answers import EngineView, GpuView, ModelServiceList, ModelServiceView
+from treadle.client.answers import EngineView, EntryView, GpuView, ModelServiceList, ModelServiceView, ServiceProblem
 
 
 def gpu(number: int, ownership: str = "", why: str = "") -> GpuView:
@@ -24,9 +27,8 @@ def gpu(number: int, ownership: str = "", why: str = "") -> GpuView:
 def engine(state: str, why: str = "", **fields: Any) -> EngineView:
     rest: dict[str, Any] = {"level": "", "running": 12, "waiting": 345, "device_gb": 70.0, "host_gb": 0.0, **fields}
     unset: dict[str, Any] = {"probe_at": None, "address": "", "lease_until": None, "measured_s": {"load": 120.0}}
-    return EngineView(
-        node="gpu-node-17.cluster.internal", gpus=[4, 7], state=state, since=time.time(), why=why, **rest, **unset
-    )
+    rest.setdefault("node", "gpu-node-17.cluster.internal")
+    return EngineView(gpus=[4, 7], state=state, since=time.time(), why=why, **rest, **unset)
 
 
 def service(name: str, *engines: EngineView, why: str = "") -> ModelServiceView:
@@ -108,3 +110,50 @@ def test_gpus_with_hooks_and_faulty_ones_are_shown() -> None:
 
 def test_a_reason_with_the_output_of_an_engine_is_one_line() -> None:
     assert printable("its load failed:\nTraceback:\n\tfile \x1b[31mx") == "its load failed: Traceback: file \ufffd[31mx"
+
+
+def shown_by(command: str, view: ModelServiceView, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    file = tmp_path / "service.json"
+    file.write_text('{"entry": "judge-a"}')
+    monkeypatch.setattr(GroupOptions, "call", lambda self, call: view)
+    arguments = [view.name, str(file)] if command == "set" else [view.name]
+    done = CliRunner().invoke(app, ["services", command, *arguments])
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+ENTRY = EntryView(
+    backend="process", api="openai", model="m\x9b31m\x1b]0;title\x07", degrees=[1], memory_gb={"awake": 16.0},
+    memory_gb_by_degree={}, concurrency=1, priority=0, min_residency_s=0.0, start_s=600.0, load_s=60.0,
+    health="/health", keep_connections=False, canary={"expect": "gr\u00fcn \U0001f9f5"}, env=[],
+    command={}, url={}, first_gpu={},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["show", "set"])
+def test_no_text_of_a_service_controls_the_terminal(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bad = "its load failed:\n\x1b[31m\x07 \x9b1m [red]x"
+    view = structs.replace(
+        service("judge", engine("quarantined", bad, node="gpu\x1b[1m")), entry=ENTRY, refers_to="a\x1b[1m", why=bad,
+        problems=[ServiceProblem(node="gpu-2\x1b[1m", why=bad)], pending=["gpu-3\x1b[1m"],
+    )  # fmt: skip
+    output = shown_by(command, view, monkeypatch, tmp_path)
+    assert [one for one in output if not one.isprintable() and one != "\n"] == []
+    assert "gpu-2\ufffd[1m cannot use it: its load failed: \ufffd[31m\ufffd \ufffd1m [red]x\n" in output
+    assert json.loads(output[output.index("{") : output.rindex("}") + 1])["model"] == ENTRY.model
+    assert "gr\u00fcn \U0001f9f5" in output
+
+
+@pytest.mark.parametrize("command", ["show", "set"])
+def test_a_service_that_no_node_has_yet_says_so(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    why = "no node has it yet: none has applied its declaration"
+    view = structs.replace(service("second", why=why), source="rest", refers_to="judge-a", pending=["gpu-1", "gpu-2"])
+    assert shown_by(command, view, monkeypatch, tmp_path).splitlines()[1:] == [
+        "second   none yet        cold                                     ",
+        f"  {why}",
+        "declared by rest, refers to judge-a",
+        "its entry is shown when a node has applied its declaration",
+        "not applied yet by gpu-1, gpu-2: each does at its next heartbeat",
+    ]

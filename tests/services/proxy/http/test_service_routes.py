@@ -59,6 +59,7 @@ async def test_a_reference_is_stored_and_shown(http: aiohttp.ClientSession, valk
     status, view = await ask(http, "PUT", "/second", {"entry": "judge-a", "concurrency": 3})
     assert status == 200, view
     assert (view["source"], view["refers_to"], view["nodes"], view["pending"]) == ("rest", "judge-a", [], ["gpu-1"])
+    assert (view["state"], view["why"]) == ("cold", "no node has it yet: none has applied its declaration")
     stored = await read_declared(valkey)
     assert stored.services["second"].declaration == Declaration(
         reference=ServiceReference(entry="judge-a", concurrency=3)
@@ -70,6 +71,13 @@ async def test_a_reference_is_stored_and_shown(http: aiohttp.ClientSession, valk
     assert [(one["name"], one["source"]) for one in every["services"]] == [
         ("judge-a", "file"), ("second", "rest"), ("wide", "file"),
     ]  # fmt: skip
+
+
+async def test_a_declared_service_without_any_gpu_manager_says_so(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    reference = Declaration(reference=ServiceReference(entry="judge-a"))
+    assert await declare_service(valkey, "second", reference, most=MOST_SERVICES)
+    _, view = await ask(http, "GET", "/second")
+    assert (view["state"], view["why"]) == ("cold", "no node has it: no GPU manager reports to this mesh")
 
 
 async def test_gpus_are_shown_with_their_ownership(http: aiohttp.ClientSession, valkey: Redis) -> None:

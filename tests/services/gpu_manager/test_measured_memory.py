@@ -10,7 +10,7 @@ from math import inf
 import msgspec
 import pytest
 
-from services.gpu_manager.backends.protocol import Footprint
+from services.gpu_manager.backends.protocol import Capabilities, Footprint, Level
 from services.gpu_manager.described_memory import DescribedMemory
 from services.gpu_manager.devices import GIB, GpuDevice
 from services.gpu_manager.engine_use import NotServed
@@ -28,6 +28,9 @@ from tests.services.gpu_manager.test_serving import ENTRY, WrittenBackend
 
 DECLARED_GB = {"small": 4, "hog": 4, "large": 14}
 """Together they fit: the GPU has 24 GB."""
+
+EVICT_S: dict[Level, float] = {"cold": 60.0, "asleep1": 0.0, "asleep2": 60.0}
+"""Engines sleep where they can."""
 
 
 class MeasuredBackend(WrittenBackend):
@@ -66,7 +69,9 @@ class Node:
         self.engines = {name: MeasuredBackend(name, self.awake) for name in DECLARED_GB}
         self.memory = Memory((GpuDevice(0, 24.0, "described", False),))
         self.memory.engines = self.engines
-        self.machine = NodeServing(NodeMemory((24.0,)), ServingConfig(max_wait_s=1.0, first_probe_s=60.0))
+        self.machine = NodeServing(
+            NodeMemory((24.0,)), ServingConfig(max_wait_s=1.0, first_probe_s=60.0, evict_s=EVICT_S)
+        )
         self.serving = Serving(self.machine, self._backend, self.memory, SYSTEM_CLOCK)
         for name, declared_gb in DECLARED_GB.items():
             self.engines[name].gb = used_gb.get(name, declared_gb)
@@ -103,6 +108,31 @@ async def test_the_engine_beyond_its_declaration_is_stopped_and_not_the_least_re
         reason = "its engine died: out of memory: hog declares 4.0 GB, and uses 12.0 GB; GPU 0 has 24.0 GB, and large "
         assert node.shown("hog") == ("cold", reason + "needs 14.0 GB")
         assert node.engines["large"].steps["prepare"] == 1, "it was not started into memory in use"
+
+
+class Sleeper(MeasuredBackend):
+    """A written backend that keeps all of its memory as it sleeps, like a process on a described device."""
+
+    flags = Capabilities(("asleep1", "cold"), False, False, False, False)
+
+    async def evict(self, level: Level) -> None:
+        await self._step(f"evict {level}")
+
+    async def restore(self) -> None:
+        await self._step("restore")
+
+
+async def test_a_sleeping_engine_beyond_what_it_declares_asleep_is_stopped() -> None:
+    async with running() as node:
+        node.engines["hog"] = Sleeper("hog", node.awake)
+        node.engines["hog"].gb = 12.0
+        fields = ENTRY | {"backend": "vllm", "memory_gb": {"awake": 12, "asleep": 1}}
+        entry = read_entries(msgspec.json.encode({"hog": fields}))["hog"]
+        node.serving.set_service("hog", entry, spec_of("hog", entry))
+        await node.use("hog", "large")
+        assert node.awake == {"large"}
+        assert node.engines["hog"].steps == {"prepare": 1, "canary": 1, "evict asleep1": 1, "stop": 1}
+        assert "out of memory: hog declares 1.0 GB asleep, and uses 12.0 GB" in node.shown("hog")[1]
 
 
 async def test_of_two_engines_beyond_their_declarations_the_one_with_more_is_stopped_first() -> None:

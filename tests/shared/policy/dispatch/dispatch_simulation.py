@@ -276,7 +276,8 @@ class DispatchSimulation(LeaderRecords):
 
     def _relax_quotas(self) -> None:
         """Compare the levels of the leader with the store's, then let every quota give whatever is needed."""
-        self.write(len(self.writes))
+        while self.writes:  # the withdrawal of a rejected action lets others be granted
+            self.write(len(self.writes))
         quotas = self.leader.cluster.quotas
         for name, limits in self.quotas.limits.items():
             for rate in limits.rates:

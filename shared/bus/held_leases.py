@@ -5,7 +5,7 @@ All functions are atomic and safe to repeat. A lease that has ended stays known 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -26,9 +26,10 @@ _json = msgspec.json.Encoder().encode
 LeaseEnding = Literal["", "released", "expired", "revoked"]
 """How a lease has ended; empty: it has not."""
 _ENDINGS: Final[dict[bytes, LeaseEnding]] = {b"released": "released", b"expired": "expired", b"revoked": "revoked"}
-LeaseCode = Literal["held", "released", "unknown", "waits", "fenced", "over"]
+LeaseCode = Literal["held", "released", "unknown", "waits", "fenced", "over", "other-amounts"]
 """A caller's relation to a lease. `held`: it holds it. `released`: it has released it. `waits`: the lease is not
-granted. `fenced`: another fence was given for it. `over`: it has expired, or was revoked."""
+granted. `fenced`: another fence was given for it. `over`: it has expired, or was revoked. `other-amounts`: it has
+released it, and not with the amounts of this call."""
 _CODES: Final[dict[int, LeaseCode]] = {
     1: "held",
     0: "released",
@@ -36,6 +37,7 @@ _CODES: Final[dict[int, LeaseCode]] = {
     -2: "waits",
     -3: "fenced",
     -4: "over",
+    -5: "other-amounts",
 }
 
 
@@ -72,6 +74,8 @@ class LeaseRelease(NamedTuple):
 
     answering: Answering
     fence: int
+    used: bytes = b""
+    """See `encoded_amounts`."""
 
 
 class LeaseRevocation(NamedTuple):
@@ -89,7 +93,7 @@ class LeaseEnd(NamedTuple):
     action: str
     fence: int
     used: bytes = b""
-    """Quota -> amount that was really used, JSON; empty: not known."""
+    """Quota -> amount that was really used; empty: not known. See `encoded_amounts`."""
 
 
 class LeaseRecord(NamedTuple):
@@ -106,6 +110,11 @@ class LeaseRecord(NamedTuple):
     def is_held(self) -> bool:
         """Return whether it was granted and has not ended. It may have expired a moment ago."""
         return bool(self.fence) and not self.ended and self.answer is None
+
+
+def encoded_amounts(used: Mapping[str, float]) -> bytes:
+    """Return used amounts as JSON, the same text for equal amounts (1 is 1.0, and -0.0 is 0.0); empty for none."""
+    return _json({quota: used[quota] + 0.0 for quota in sorted(used)}) if used else b""
 
 
 async def grant_leases(redis: Redis, epoch: Epoch, grants: Sequence[LeaseGrant]) -> list[GrantedLease]:
@@ -164,7 +173,7 @@ def _acquired(acquisition: LeaseAcquisition, entry: bytes, fence: int, expires_m
 
 async def release_leases(redis: Redis, epoch: Epoch, releases: Sequence[LeaseRelease]) -> list[LeaseCode]:
     """Release leases and answer their actions, in one write. `held`: this call has released it. With any other code it
-    had ended; its action is answered too.
+    had ended; its action is answered too. A repeat with the same amounts is `released`.
 
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
@@ -172,14 +181,14 @@ async def release_leases(redis: Redis, epoch: Epoch, releases: Sequence[LeaseRel
     actions = (keys.action(one.answering.action) for one in releases)
     touched = (_EPOCH, keys.ACTIONS, keys.LEASES_DUE, *actions, keys.QUOTA_HOLDS, keys.QUOTA_LEVELS)
     args: list[Any] = [epoch]
-    for answering, fence in releases:
-        args += (fence, answering.entry, answering.answer, answering.keep_s)
+    for answering, fence, used in releases:
+        args += (fence, used, answering.entry, answering.answer, answering.keep_s)
     args.append(pack(change for one in releases for change in one.answering.settled))
-    return [_CODES[code] for code in await call(redis, "release_leases_with_quotas_v1", touched, *args)]
+    return [_CODES[code] for code in await call(redis, "release_leases_with_quotas_v2", touched, *args)]
 
 
 async def end_leases(redis: Redis, ends: Sequence[LeaseEnd]) -> list[LeaseCode]:
-    """Release leases. `held`: this call has released it."""
+    """Release leases. `held`: this call has released it. A repeat with the same amounts or with none is `released`."""
     touched = (keys.OUTCOMES, keys.LEASES_DUE, *(keys.action(one.action) for one in ends))
     args: list[Any] = [OUTCOMES.maxlen]
     for one in ends:

@@ -39,7 +39,7 @@ def action(name: str) -> str:
     resume it, or `sent` after the message that fulfils it; artifacts: stages that have left one, with spaces between;
     `artifact:<stage>`: its bytes.
     Of a lease (`held_leases`), from its grant: fence; ttl_ms, granted_ms, expires_ms; ended: released, expired or
-    revoked.
+    revoked; used: amounts with which it was released, JSON, if it was settled.
     Answered: answer: JSON (outside a batch); result: id of its answer in the batch's stream; or archived: 1, the answer
     is in Postgres. Actions of a batch whose answers are archived have only a compact id (`archived_of`).
     """

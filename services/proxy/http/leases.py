@@ -152,7 +152,7 @@ class BegunRelease:
 
 
 async def post_settle(call: Call) -> Reply:
-    """POST /v1/leases/{id}/settle: release it with the amounts that were really used."""
+    """POST /v1/leases/{id}/settle: release it with the amounts that were really used. May be repeated for a minute."""
     lease, given = await _named(call, _settlement)
     await call.proxy.leases.release(lease, given.fence, given.used)
     return _released(lease, given.fence)

@@ -25,7 +25,7 @@ from services.proxy.leader.writes import HoldsChanged
 from services.proxy.records.intake import submission_of
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Submission
-from shared.bus.held_leases import Acquired, LeaseAcquisition, LeaseCode, LeaseRelease
+from shared.bus.held_leases import Acquired, LeaseAcquisition, LeaseCode, LeaseRelease, encoded_amounts
 from shared.bus.tail import Entry, Tail
 from shared.messages import leases
 from shared.messages.actions import ACTIONS, ActionSubmitted
@@ -91,7 +91,9 @@ class LocalLeases:
         self._rejecting = ""
         """Lease that is being removed from the dispatcher."""
         self._ending: dict[str, _Release] = {}
-        """Leases whose release is decided."""
+        """Leases whose release is decided and not written."""
+        self._repeats: dict[str, list[asyncio.Future[LeaseCode | None]]] = {}
+        """Later releases of these leases, for the store, after the write: before it they would end the lease."""
         self._serial = _FIRST_SERIAL
         self.tail: Tail | None = None
         """What the leader reads. While it cannot be read, limits may have changed, and nothing is decided."""
@@ -109,6 +111,8 @@ class LocalLeases:
 
     def release(self, lease: str, fence: int, used: Mapping[str, float]) -> asyncio.Future[LeaseCode | None] | None:
         """See `LeaseDecider.release`."""
+        if lease in self._ending:
+            return self._repeated(lease)
         kept = self._holder(lease, fence)
         if kept is None or not used.keys() <= kept.submitted.stages[0].quotas.keys():
             return None
@@ -119,13 +123,22 @@ class LocalLeases:
         self._interpreter.wake()
         return ended
 
+    def _repeated(
+        self, lease: str, ended: asyncio.Future[LeaseCode | None] | None = None
+    ) -> asyncio.Future[LeaseCode | None]:
+        ended = asyncio.get_running_loop().create_future() if ended is None else ended
+        self._repeats.setdefault(lease, []).append(ended)
+        return ended
+
     def close(self) -> list[str]:
         """End this term: callers go on without it. Returns leases whose callers have gone, and which may be written."""
         gone = [action for action, journaled in self._journaling.items() if journaled.done()]
         for journaled in (*(call.journaled for call in self._acquires), *self._journaling.values()):
             _resolve(journaled, False)
-        for call in (*self._releases, *self._ending.values()):
+        for call in self._releases:
             _resolve(call.ended, None)
+        for lease in list(self._ending):
+            self._end_call(lease, None)
         return gone
 
     # ---- decisions ---------------------------------------------------------------------------------------------
@@ -151,7 +164,7 @@ class LocalLeases:
         self._leader.submit(now, entries, local=ended)
         for end in ends:
             if end.action in self._leader.unanswered:  # the dispatcher does not know this attempt
-                _resolve(self._ending.pop(end.action).ended, None)
+                self._end_call(end.action, None)
         for action, submission in self.undecided.items():  # they wait
             self._interpreter.put(LeaseAcquisition(submission, None), submission.tenant, (action,))
         self.undecided.clear()
@@ -162,6 +175,9 @@ class LocalLeases:
         for call in calls:
             kept = self._holder(call.lease, call.fence)
             if call.ended.done():
+                continue
+            if call.lease in self._ending:
+                self._repeated(call.lease, call.ended)
                 continue
             if kept is None or kept.held is None or kept.held.expires_s <= now:
                 _resolve(call.ended, None)
@@ -196,7 +212,7 @@ class LocalLeases:
         if not kept.entry and self._keeps_back(kept, answer, body):
             return
         answering, ending = lease_answering(kept, answer, body), self._ending.get(answer.action)
-        write = answering if ending is None else LeaseRelease(answering, ending.fence)
+        write = answering if ending is None else LeaseRelease(answering, ending.fence, encoded_amounts(ending.used))
         self._interpreter.put(write, kept.submitted.tenant, (answer.action,))
 
     def _keeps_back(self, kept: Unanswered, answer: AnswerAction, body: bytes) -> bool:
@@ -269,9 +285,15 @@ class LocalLeases:
     def released(self, releases: Sequence[LeaseRelease], codes: Sequence[LeaseCode]) -> None:
         """Note that leases have ended."""
         for release, code in zip(releases, codes, strict=True):
-            call = self._ending.pop(release.answering.action, None)
-            if call is not None:
-                _resolve(call.ended, code)
+            self._end_call(release.answering.action, code)
+
+    def _end_call(self, lease: str, code: LeaseCode | None) -> None:
+        """Answer the release of a lease, and leave later ones to the store."""
+        call = self._ending.pop(lease, None)
+        if call is not None:
+            _resolve(call.ended, code)
+        for repeat in self._repeats.pop(lease, ()):
+            _resolve(repeat, None)
 
 
 def _end(lease: str, attempt: int, result: AttemptResult, held_s: Seconds) -> Ended:

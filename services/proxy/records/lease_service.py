@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-import msgspec
 from redis.asyncio import Redis
 
 from services.proxy.metrics import SUBMITTED
@@ -42,8 +41,6 @@ from shared.runtime.errors import (
     Unavailable,
 )
 from shared.runtime.units import Seconds
-
-_json = msgspec.json.Encoder().encode
 
 GRACE_S: Final[Seconds] = 2.0
 """Time after the deadline in which the leader's refusal is awaited. Without one, no leader can answer."""
@@ -223,6 +220,7 @@ class LeaseService:
 
         Raises:
             BadRequest: the lease takes nothing of a quota that is named in `used`.
+            Conflict: it has ended with other amounts.
             LeaseExpired, Fenced: the caller does not hold it.
             NotFound: there is none.
         """
@@ -248,7 +246,7 @@ class LeaseService:
             return
         if used:
             await self._check_used(lease, used)
-        code = await self._ends.call(LeaseEnd(lease, fence, _json(dict(used)) if used else b""))
+        code = await self._ends.call(LeaseEnd(lease, fence, held_leases.encoded_amounts(used)))
         await self._check_held(lease, code)
 
     async def _check_used(self, lease: str, used: Mapping[str, float]) -> None:

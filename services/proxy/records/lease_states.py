@@ -43,6 +43,8 @@ def check_held(lease: str, code: LeaseCode) -> None:
             raise LeaseExpired(what=f"lease {lease} has expired, or was ended: what it held is free")
         case "waits":
             raise Conflict(what=f"lease {lease} is not granted")
+        case "other-amounts":
+            raise Conflict(what=f"lease {lease} has ended with other amounts; its amounts cannot be changed any more")
 
 
 def unknown_lease(lease: str) -> NotFound:

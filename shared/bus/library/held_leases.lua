@@ -81,12 +81,17 @@ local function acquire_leases(keys, args)
   return replies
 end
 
--- End a lease and report the end of its attempt. `used`: JSON, quota -> amount; or ''. `unbegun`: nothing was used
+-- Write the fields of a lease's end. `used`: the amounts with which it ends, JSON, quota -> amount; or ''
+local function write_end(key, used, ...)
+  if used == '' then redis.call('HSET', key, ...) else redis.call('HSET', key, 'used', used, ...) end
+end
+
+-- End a lease and report the end of its attempt. `used`: see `write_end`. `unbegun`: nothing was used
 local function end_lease(key, outcomes, due, kept, how, status, used, now, unbegun)
   local known = redis.call('HMGET', key, 'grant', 'granted_ms')
   redis.call('ZREM', due, id_of(key))
   if not known[1] then return end  -- its action has been answered
-  redis.call('HSET', key, 'ended', how)
+  write_end(key, used, 'ended', how)
   local result = { status = status }
   if used ~= '' then result.quotas_used = cjson.decode(used) end
   if unbegun then result.environment_exists = false end
@@ -98,12 +103,12 @@ local function end_lease(key, outcomes, due, kept, how, status, used, now, unbeg
 end
 
 -- Return 1 if a caller with this fence holds the lease, else a code: 0 released with it before, -1 unknown, -2 not
--- granted, -3 another fence, -4 over
-local function holds(key, fence, now)
+-- granted, -3 another fence, -4 over, -5 released with it before, with other amounts than `used`. '' names no amounts
+local function holds(key, fence, now, used)
   local a = redis.call('HMGET', key, 'fence', 'ended', 'expires_ms', 'grant')
   if not a[1] then return redis.call('EXISTS', key) == 1 and -2 or -1 end
   if a[1] ~= fence then return -3 end
-  if a[2] == 'released' then return 0 end
+  if a[2] == 'released' then return (used == '' or redis.call('HGET', key, 'used') == used) and 0 or -5 end
   if a[2] or not a[4] or tonumber(a[3]) <= now then return -4 end
   return 1
 end
@@ -113,33 +118,33 @@ local function end_leases(keys, args)
   local codes, now = {}, now_ms()
   for i = 2, #args, 2 do
     local key = keys[3 + #codes]
-    local code = holds(key, args[i], now)
+    local code = holds(key, args[i], now, args[i + 1])
     if code == 1 then end_lease(key, keys[1], keys[2], args[1], 'released', 'ok', args[i + 1], now) end
     codes[#codes + 1] = code
   end
   return codes
 end
 
--- release_leases(epoch:<role>, actions, leases:due, action...; epoch, {fence, entry, answer, kept_s}...)
+-- release_leases(epoch:<role>, actions, leases:due, action...; epoch, {fence, used, entry, answer, kept_s}...)
 --   -> a code of `holds` each; 1: it ends now
 --   The leader has decided that these leases end, and answers their actions with it: no outcome is published. It has
 --   decided before they expire, and what they have used is settled: a lease that expires until this write is released.
 local function release_leases(keys, args)
   if fenced(keys[1], args[1]) then return redis.error_reply(FENCED) end
   local codes, ended = {}, {}
-  for i = 2, #args, 4 do
-    local key = keys[4 + #codes]
-    local code = holds(key, args[i], 0)
-    if redis.call('XDEL', keys[2], args[i + 1]) == 1 then
+  for i = 2, #args, 5 do
+    local key, used = keys[4 + #codes], args[i + 1]
+    local code = holds(key, args[i], 0, used)
+    if redis.call('XDEL', keys[2], args[i + 2]) == 1 then
       ended[#ended + 1] = id_of(key)
       if code == 1 then
-        redis.call('HSET', key, 'ended', 'released', 'answer', args[i + 2])
+        write_end(key, used, 'ended', 'released', 'answer', args[i + 3])
       else
         redis.call('HSETNX', key, 'ended', 'expired')
-        redis.call('HSET', key, 'answer', args[i + 2])
+        redis.call('HSET', key, 'answer', args[i + 3])
       end
       redis.call('HDEL', key, 'grant')
-      redis.call('EXPIRE', key, args[i + 3])
+      redis.call('EXPIRE', key, args[i + 4])
     end
     codes[#codes + 1] = code
   end
@@ -152,7 +157,7 @@ local function renew_leases(keys, args)
   local replies, now = {}, now_ms()
   for i = 1, #args do
     local key, expires = keys[i + 1], 0
-    local code = holds(key, args[i], now)
+    local code = holds(key, args[i], now, '')
     if code == 1 then
       expires = now + redis.call('HGET', key, 'ttl_ms')
       redis.call('HSET', key, 'expires_ms', expires)
@@ -215,7 +220,7 @@ register_allowed_when_full('grant_leases_with_quotas_v1', with_quotas(grant_leas
 register('acquire_leases_v1', acquire_leases)
 register_allowed_when_full('acquire_leases_again_v1', acquire_leases)
 register_allowed_when_full('end_leases_v1', end_leases)
-register_allowed_when_full('release_leases_with_quotas_v1', with_quotas(release_leases))
+register_allowed_when_full('release_leases_with_quotas_v2', with_quotas(release_leases))
 register_allowed_when_full('renew_leases_v1', renew_leases)
 register_allowed_when_full('revoke_leases_v2', revoke_leases)
 register_allowed_when_full('expire_leases_v1', expire_leases)

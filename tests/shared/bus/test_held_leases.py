@@ -7,12 +7,14 @@ import asyncio
 import pytest
 from redis.asyncio import Redis
 
+from shared.bus import keys
 from shared.bus.connection import command
 from shared.bus.functions import Deposed
 from shared.bus.held_leases import (
     LeaseEnd,
     LeaseGrant,
     LeaseRevocation,
+    encoded_amounts,
     end_leases,
     expire_leases,
     grant_leases,
@@ -78,6 +80,25 @@ async def test_a_release_needs_the_fence_and_is_reported_once(journal: Journal) 
     assert await ends(journal) == [("a", "ok", {"search": 0.5})]
     assert (await renew_leases(redis, [("a", lease.fence)]))[0][0] == "released"
     assert await command(redis, "ZCARD", "leases:due") == 0
+
+
+async def test_what_a_lease_ended_with_is_not_changed_by_a_later_settlement(journal: Journal) -> None:
+    redis, settled, plain = journal.redis, await granted(journal, "a"), await granted(journal, "b")
+    half, other = encoded_amounts({"search": 0.5}), encoded_amounts({"search": 0.25})
+    asked = [LeaseEnd("a", settled.fence, used) for used in (half, half, other, b"")]
+    asked += [LeaseEnd("b", plain.fence, used) for used in (b"", b"", half)]
+    assert await end_leases(redis, asked) == [
+        "held", "released", "other-amounts", "released", "held", "released", "other-amounts",
+    ]  # fmt: skip
+    assert await ends(journal) == [("a", "ok", {"search": 0.5}), ("b", "ok", {})]
+    assert await command(redis, "HEXISTS", keys.action("b"), "used") == 0, "a release without amounts stores none"
+    renewed = await renew_leases(redis, [("a", settled.fence)])
+    assert renewed[0][0] == "released"
+
+
+def test_equal_amounts_are_one_text() -> None:
+    assert encoded_amounts({"b": 1, "a": -0.0}) == encoded_amounts({"a": 0, "b": 1.0}) == b'{"a":0.0,"b":1.0}'
+    assert encoded_amounts({}) == b""
 
 
 async def test_a_lease_that_has_expired_is_neither_renewed_nor_released(journal: Journal) -> None:

@@ -59,7 +59,10 @@ def lease_paths() -> dict[str, Any]:
             "release_lease", "End a lease. May be repeated for a minute", "LeaseFence", "LeaseView"
         ),
         "/v1/leases/{id}/settle": _ending(
-            "settle_lease", "End a lease with the amounts that were really used", "LeaseSettlement", "LeaseView"
+            "settle_lease",
+            "End a lease with the amounts that were really used. May be repeated with the same amounts for a minute",
+            "LeaseSettlement",
+            "LeaseView",
         ),
     }
 

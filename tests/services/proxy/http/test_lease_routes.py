@@ -210,6 +210,34 @@ async def test_a_settlement_of_another_quota_is_rejected_and_ends_nothing(http: 
     assert (await ask(http, "POST", path, {"fence": lease["fence"], "used": {"search": 1}}))[0] == 200
 
 
+async def test_a_lease_ends_with_one_settlement(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await limit(http, {"rates": [{"limit": 1000, "period_s": 86400}]}, "tokens")
+    _, lease = await acquire(http, quotas={"tokens": 800})
+    assert await release(http, lease, used={"tokens": 300}) == (200, "released")
+    for _ in range(2):  # before and after its action is answered
+        assert await release(http, lease, used={"tokens": 300}) == (200, "released"), "repeated"
+        assert await release(http, lease) == (200, "released"), "it names no amounts"
+        assert await release(http, lease, used={"tokens": 900}) == (409, "conflict")
+        await until_none_is_held(valkey)
+    assert await taken(http) == pytest.approx(300, abs=1), "of the first settlement"
+
+
+async def test_a_settlement_after_a_release_is_rejected(http: aiohttp.ClientSession, valkey: Redis) -> None:
+    await limit(http, {"rates": [{"limit": 1000, "period_s": 86400}]}, "tokens")
+    _, lease = await acquire(http, quotas={"tokens": 800})
+    assert await release(http, lease) == (200, "released")
+    for _ in range(2):
+        path, body = f"/v1/leases/{lease['lease']}/settle", {"fence": lease["fence"], "used": {"tokens": 300}}
+        async with http.post(path, json=body) as reply:
+            problem, kind = await reply.json(content_type=None), reply.content_type
+        assert (reply.status, kind) == (409, "application/problem+json")
+        words = "has ended with other amounts; its amounts cannot be changed any more"
+        assert problem["detail"] == f"lease {lease['lease']} {words}"
+        assert await release(http, lease) == (200, "released")
+        await until_none_is_held(valkey)
+    assert await taken(http) == pytest.approx(800, abs=1), "what it held"
+
+
 async def test_a_lease_expires_unless_it_is_renewed(http: aiohttp.ClientSession, valkey: Redis) -> None:
     await limit(http, ONE)
     _, lease = await acquire(http, ttl_s=1)

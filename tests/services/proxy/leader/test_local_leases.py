@@ -18,7 +18,7 @@ from shared.api.leases import LeaseNews
 from shared.bus import held_leases, keys, streams
 from shared.bus.connection import ValkeyClock, command
 from shared.bus.functions import journal_actions
-from shared.bus.held_leases import LeaseEnd, LeaseRevocation
+from shared.bus.held_leases import LeaseEnd, LeaseRelease, LeaseRevocation, encoded_amounts
 from shared.bus.quotas import read_quotas
 from shared.bus.tail import Tail
 from shared.kinds.registry import all_kinds
@@ -147,7 +147,7 @@ async def test_both_ways_leave_the_same_in_the_store(term: Term, reader: Redis) 
     await term.run()
     far = [await stored(term, "far")]
     fence = int((await term.record("far"))[b"fence"])
-    await held_leases.end_leases(term.redis, [LeaseEnd("far", fence, b'{"search":1}')])
+    await held_leases.end_leases(term.redis, [LeaseEnd("far", fence, encoded_amounts({"search": 1.0}))])
     term.leader.take(await tail.read())
     await term.run()
     far.append(await stored(term, "far"))
@@ -413,6 +413,37 @@ async def test_only_its_holder_releases_a_lease_here(term: Term) -> None:
     assert await term.is_empty()
 
 
+@pytest.mark.parametrize("decided", [False, True])
+async def test_a_second_settlement_is_left_to_the_store_after_the_write_of_the_first(term: Term, decided: bool) -> None:
+    """Before it, the store would end the lease with the second amounts, and the ledger has the first ones."""
+    one = await term.granted(lease("a"))
+    local = term.leader.local_leases
+    first = local.release("a", one.fence, {"search": 0.5})
+    if decided:
+        local.decide()
+    second = local.release("a", one.fence, {"search": 0.25})
+    local.decide()
+    assert first is not None
+    assert second is not None
+    assert not second.done()
+    await term.run()
+    assert (await first, await second) == ("held", None)
+    for used, code in (({"search": 0.5}, "released"), ({"search": 0.25}, "other-amounts"), ({}, "released")):
+        assert local.release("a", one.fence, used) is None
+        assert await held_leases.end_leases(term.redis, [LeaseEnd("a", one.fence, encoded_amounts(used))]) == [code]
+    assert await term.is_empty()
+
+
+async def test_the_end_of_a_term_leaves_second_settlements_to_the_store(term: Term) -> None:
+    one = await term.granted(lease("a"))
+    local = term.leader.local_leases
+    calls = [local.release("a", one.fence, {"search": 0.5})]
+    local.decide()
+    calls.append(local.release("a", one.fence, {"search": 0.25}))
+    local.close()
+    assert [await call for call in calls if call is not None] == [None, None]
+
+
 async def test_a_repeated_flush_changes_nothing(term: Term) -> None:
     journaled = term.ask(lease("a"))
     term.leader.local_leases.decide()
@@ -432,6 +463,11 @@ async def test_a_repeated_flush_changes_nothing(term: Term) -> None:
     assert await ended == "held"
     assert write is not batch[0]
     assert await term.is_empty()
+    release = batch[0]
+    assert isinstance(release, LeaseRelease)
+    assert await held_leases.release_leases(term.redis, term.journal.epoch, [release]) == ["released"]
+    other = release._replace(used=encoded_amounts({"search": 0.5}))
+    assert await held_leases.release_leases(term.redis, term.journal.epoch, [other]) == ["other-amounts"]
 
 
 async def test_a_deposed_leader_writes_nothing_and_lets_its_callers_go_on(term: Term) -> None:

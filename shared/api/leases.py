@@ -37,8 +37,9 @@ class LeaseFence(Closed, frozen=True, kw_only=True):
     """As in the answer to the acquire."""
 
 
+UsedAmount = Annotated[float, msgspec.Meta(ge=0, le=MOST_AMOUNT)]
 UsedAmounts = Annotated[
-    Mapping[Name, Annotated[float, msgspec.Meta(ge=0, le=MOST_AMOUNT)]],
+    Mapping[Name, UsedAmount],
     msgspec.Meta(max_length=MOST_QUOTAS, examples=[{"judge-tokens": 712}]),
 ]
 

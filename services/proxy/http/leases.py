@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -13,19 +14,30 @@ from services.proxy.http.hot import ACTION_NAME
 from services.proxy.http.replies import Reply, problem_reply
 from services.proxy.records.lease_service import LeaseUnderWay
 from services.proxy.records.lease_states import RELEASED
-from shared.api.leases import AcquireRequest, LeaseFence, LeaseNews, LeaseSettlement, LeaseView, QuotaLease
+from shared.api.leases import AcquireRequest, LeaseFence, LeaseNews, LeaseSettlement, LeaseView, QuotaLease, UsedAmount
 from shared.bus.held_leases import LeaseCode
+from shared.kinds.formulation import Name
 from shared.messages.leases import GrantedLease
 from shared.runtime.errors import BadRequest, NotFound, QuotaTaken
-from shared.runtime.validation import decoded
+from shared.runtime.validation import UNREADABLE, decoded
 
 _json = msgspec.json.Encoder().encode
 _acquire = msgspec.json.Decoder(AcquireRequest)
 _fence = msgspec.json.Decoder(LeaseFence)
 _settlement = msgspec.json.Decoder(LeaseSettlement)
+_amount = msgspec.json.Decoder(UsedAmount)
 
 Body = TypeVar("Body")
 Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class _Sent(msgspec.Struct):
+    """The amounts of a settlement, each as it was sent."""
+
+    used: Mapping[Name, msgspec.Raw]
+
+
+_sent = msgspec.json.Decoder(_Sent)
 
 
 async def post_acquire(call: Call) -> Reply:
@@ -153,9 +165,31 @@ class BegunRelease:
 
 async def post_settle(call: Call) -> Reply:
     """POST /v1/leases/{id}/settle: release it with the amounts that were really used. May be repeated for a minute."""
-    lease, given = await _named(call, _settlement)
+    call.query()
+    given, lease = _settled(await call.body(call.proxy.settings.max_body_bytes)), _lease(call)
     await call.proxy.leases.release(lease, given.fence, given.used)
     return _released(lease, given.fence)
+
+
+def _settled(body: bytes) -> LeaseSettlement:
+    """Return the settlement.
+
+    Raises:
+        BadRequest: it is none. An invalid amount is named by its quota: msgspec does not name keys.
+    """
+    try:
+        return decoded(_settlement, body)
+    except BadRequest:
+        for quota, amount in _amounts_in(body).items():
+            decoded(_amount, amount, f"used.{quota}")
+        raise
+
+
+def _amounts_in(body: bytes) -> Mapping[str, msgspec.Raw]:
+    try:
+        return _sent.decode(body).used
+    except UNREADABLE:
+        return {}
 
 
 def _released(lease: str, fence: int) -> Reply:

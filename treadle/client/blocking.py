@@ -212,6 +212,7 @@ class HeldLease(_Twin):
 
         Raises:
             ValueError: the lease takes nothing of such a quota, or the mesh accepts no such amount.
+            RuntimeError: the lease is not held: its block has ended, or has not begun.
         """
         self._twin.settle(used)
 

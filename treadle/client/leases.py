@@ -86,7 +86,13 @@ class AsyncLease:
 
         Raises:
             ValueError: the lease takes nothing of such a quota, or the mesh accepts no such amount.
+            RuntimeError: the lease is not held: its block has ended, or has not begun.
         """
+        if self._lease is None:
+            raise RuntimeError(
+                "this lease is not held, so the amounts could not be sent; call settle inside the block, "
+                "before the lease is released"
+            )
         if others := used.keys() - self._request.quotas.keys():
             raise ValueError(f"the lease takes nothing of {min(others)!r}; it takes {', '.join(self._request.quotas)}")
         for quota, amount in used.items():

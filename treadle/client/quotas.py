@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from treadle.client.answers import QuotaList, QuotaView
@@ -49,7 +49,9 @@ class AsyncQuotas:
             weights: tenant -> weight of its share while several tenants wait; others have 1.
         Raises:
             BadRequest: it is no name, it has no limit, or there are too many quotas.
+            TypeError: `rates` has other items than `QuotaRate`.
         """
+        rates = _checked(rates)
         numbers = [concurrency, *(one for rate in rates for one in (rate.limit, rate.period_s, rate.burst))]
         if not all(math.isfinite(one) for one in numbers if one is not None):  # JSON null would mean: no such limit
             raise BadRequest("limits, periods and bursts must be finite numbers")
@@ -59,3 +61,20 @@ class AsyncQuotas:
     async def delete(self, quota: str) -> None:
         """Delete a quota. Idempotent; work that needs it is stuck until a quota of this name exists again."""
         await self._transport.send("DELETE", f"/v1/quotas/{quoted(quota)}", None, JSON)
+
+
+def _checked(rates: object) -> list[QuotaRate]:
+    """Return the rates.
+
+    Raises:
+        TypeError: an item is none.
+    """
+    example = "rates=[treadle.QuotaRate(limit=10, period_s=1)]"
+    if not isinstance(rates, Iterable) or isinstance(rates, str | Mapping):
+        raise TypeError(f"rates must be a list of treadle.QuotaRate, not {rates!r:.200}; write {example}")
+    checked: list[QuotaRate] = []
+    for rate in rates:
+        if not isinstance(rate, QuotaRate):
+            raise TypeError(f"a rate must be a treadle.QuotaRate, not {rate!r:.200}; write {example}")
+        checked.append(rate)
+    return checked

@@ -133,11 +133,41 @@ async def test_threads_cannot_share_a_lease_object(client: AsyncTreadle) -> None
     await until_nothing_is_held(client)
 
 
+HELD = QuotaLease(lease="a" * 24, fence=1, expires_in_s=1.0, expires_at=0.0)
+"""A lease that the mesh does not know."""
+OUTSIDE = "call settle inside the block"
+
+
+async def test_a_settlement_outside_the_block_is_an_error(client: AsyncTreadle) -> None:
+    lease = client.quota("search", ttl_s=60)
+    with pytest.raises(RuntimeError, match=OUTSIDE):
+        lease.settle({"search": 0})
+    async with lease:
+        lease.settle({"search": 1})
+        lease.settle({"search": 0.5})
+    with pytest.raises(RuntimeError, match=OUTSIDE):
+        lease.settle({"search": 0})
+    await until_nothing_is_held(client)
+
+
+async def test_a_settlement_after_a_blocking_block_is_an_error(client: AsyncTreadle) -> None:
+    def late() -> None:
+        with Treadle(client.url) as blocking:
+            with blocking.quota("search", ttl_s=60) as lease:
+                lease.settle({"search": 1})
+            with pytest.raises(RuntimeError, match=OUTSIDE):
+                lease.settle({"search": 0})
+
+    await asyncio.to_thread(late)
+    await until_nothing_is_held(client)
+
+
 @pytest.mark.parametrize("amount", [-1, -1e-9, math.nan, math.inf, -math.inf, 2e9, 10**400, True, "1", None])
 async def test_an_amount_that_the_mesh_would_reject_is_rejected_at_once(amount: Any) -> None:
     assert formulation.MOST_AMOUNT == MOST_AMOUNT
     async with AsyncTreadle("http://127.0.0.1:1") as client:
         lease = client.quota({"search": 1, "tokens": 800})
+        lease._lease = HELD
         with pytest.raises(ValueError, match="is no used amount of 'tokens'; write a number from 0 to 1e") as error:
             lease.settle({"search": 1, "tokens": amount})
         assert 'settle({"tokens": 1})' in str(error.value)
@@ -172,11 +202,10 @@ async def test_a_rejected_settlement_releases_the_lease(client: AsyncTreadle) ->
 
 
 async def test_a_lost_lease_does_not_hide_the_bodys_error(client: AsyncTreadle) -> None:
-    unknown = QuotaLease(lease="a" * 24, fence=1, expires_in_s=1.0, expires_at=0.0)
     with pytest.raises(LeaseLost):
-        await block(client.quota("search", ttl_s=600), None, _lease=unknown)
+        await block(client.quota("search", ttl_s=600), None, _lease=HELD)
     with pytest.raises(Broken) as broken:
-        await block(client.quota("search", ttl_s=600), Broken(), _lease=unknown)
+        await block(client.quota("search", ttl_s=600), Broken(), _lease=HELD)
     assert "LeaseLost" in broken.value.__notes__[0]
 
 

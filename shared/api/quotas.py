@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from shared.api.tasks import Model, Name
 from shared.policy.model.brakes import UpstreamState
 from shared.policy.model.quotas import QuotaLimits, Rate
+from shared.runtime.numbers import number
 from shared.runtime.patterns import PRINTABLE
 
 MOST_RATES: Final = 8
@@ -44,7 +45,7 @@ class QuotaRate(Model):
         if self.period_s is not None and 0 < self.limit * MOST_REFILL_S < burst * self.period_s:
             least = burst * self.period_s / MOST_REFILL_S
             raise ValueError(
-                f"`limit` refills the burst in more than 317 years; at least {least:.3g}, or 0 for no refill"
+                f"`limit` refills the burst in more than 317 years; at least {number(least, 3)}, or 0 for no refill"
             )
         return self
 

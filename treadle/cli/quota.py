@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Annotated, Final
 
 import msgspec
@@ -11,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from shared.runtime.numbers import number
 from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import WRONG, CommandFailed, exit_status
 from treadle.cli.tables import output, printable
@@ -24,8 +26,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the quota.", 
 
 PERIODS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 """Letter of a period -> seconds."""
-LIMIT_DIGITS: Final = 6
-"""Digits of limits, which an operator has written. Amounts that change have four."""
+DIGITS: Final = 4
+"""Digits of amounts that change. Limits, which an operator has written, have those of `number`."""
 _RATE: Final = re.compile(r"(?P<limit>[0-9.]+)(/(?P<count>[0-9.]*)(?P<letter>[smhd]?)(:(?P<burst>[0-9.]+))?)?")
 
 
@@ -78,7 +80,8 @@ def set_limits(
     context: typer.Context,
     name: Name,
     concurrency: Annotated[
-        float | None, typer.Option(help="Most that granted actions hold together.", show_default=False)
+        list[float] | None,
+        typer.Option(metavar="AMOUNT", help="Most that granted actions hold together.", show_default=False),
     ] = None,
     rate: Annotated[
         list[str] | None,
@@ -107,13 +110,12 @@ def set_limits(
     """
     options = GroupOptions.of(context, url, home, as_json)
     with exit_status("quota set"):
+        most = _concurrency(concurrency or ())
         rates = [_rate(text, unit) for text in rate or ()]
         if unit and not rates:
             raise CommandFailed(f"--unit {unit!r} is the unit of a rate; add --rate, for example --rate 50", 2)
         weights = dict(_weight(text) for text in weight or ())
-        view = options.call(
-            lambda client: client.quotas.set(name, concurrency=concurrency, rates=rates, weights=weights)
-        )
+        view = options.call(lambda client: client.quotas.set(name, concurrency=most, rates=rates, weights=weights))
         _show(view, options.as_json)
 
 
@@ -155,6 +157,20 @@ def _show(view: QuotaView, as_json: bool) -> None:
         output().print(_table([view]))
 
 
+def _concurrency(given: Sequence[float]) -> float | None:
+    """Return the only concurrency.
+
+    Raises:
+        CommandFailed: there are several.
+    """
+    if len(given) > 1:
+        several = " and ".join(f"{one:g}" for one in given)
+        raise CommandFailed(
+            f"--concurrency is given {len(given)} times: {several}; the smallest limit counts, so give it once", 2
+        )
+    return given[0] if given else None
+
+
 def _rate(text: str, unit: str) -> QuotaRate:
     """Return the rate that a text means.
 
@@ -174,8 +190,9 @@ def _rate(text: str, unit: str) -> QuotaRate:
         period_s = float(count or 1) * PERIODS[letter or "s"]
         return QuotaRate(limit=limit, period_s=period_s, burst=None if burst is None else float(burst), unit=unit)
     except ValueError as error:
-        why = f"--rate {text!r} is no rate; write 10/s, 1000/d, 60/30s, 100/m:20 (20 at once) or 50 (never refilled)"
-        raise CommandFailed(why, 2) from error
+        letters = "s (seconds), m (minutes), h (hours) or d (days)"
+        examples = "10/s, 1000/d, 60/30s, 100/m:20 (20 at once) or 50 (never refilled)"
+        raise CommandFailed(f"--rate {text!r} is no rate; a period is {letters}: write {examples}", 2) from error
 
 
 def _weight(text: str) -> tuple[str, float]:
@@ -208,24 +225,21 @@ def _table(views: Sequence[QuotaView]) -> Table:
         if view.concurrency is not None:
             free = max(0.0, view.concurrency - view.held)
             holders = f"held by {view.actions}" if view.actions else ""  # actions and leases
-            limit = f"{_amount(view.concurrency, LIMIT_DIGITS)} at once"
-            table.add_row(name, limit, _amount(view.held), _amount(free), holders, waiting)
+            limit = f"{number(view.concurrency)} at once"
+            table.add_row(name, limit, number(view.held, DIGITS), number(free, DIGITS), holders, waiting)
             name = waiting = ""
         for rate in view.rates:
-            table.add_row(name, _limit(rate), _amount(rate.taken), _amount(rate.free), _full(rate), waiting)
+            table.add_row(
+                name, _limit(rate), number(rate.taken, DIGITS), number(rate.free, DIGITS), _full(rate), waiting
+            )
             name = waiting = ""
         if view.upstream.state != "ok":
             table.add_row("", escape(_upstream(view.upstream)))
         for tenant in sorted(view.waiting.keys() | view.weights.keys()):
             one, weight = view.waiting.get(tenant), view.weights.get(tenant)
-            share = f"  {tenant}" if weight is None else f"  {tenant}, weight {_amount(weight)}"
-            table.add_row("", share, "", "", "", "" if one is None else f"{one.actions}, {_amount(one.amount)}")
+            share = f"  {tenant}" if weight is None else f"  {tenant}, weight {number(weight, DIGITS)}"
+            table.add_row("", share, "", "", "", "" if one is None else f"{one.actions}, {number(one.amount, DIGITS)}")
     return table
-
-
-def _amount(value: float, digits: int = 4) -> str:
-    """Return an amount with at most `digits` digits, or from 10,000 on as a whole number with separators."""
-    return f"{value:.{digits}g}" if value < 9_999.5 else f"{value:,.0f}"
 
 
 def _upstream(upstream: Upstream) -> str:
@@ -240,12 +254,13 @@ def _upstream(upstream: Upstream) -> str:
 
 def _limit(rate: QuotaRateView) -> str:
     unit = f" {escape(printable(rate.unit))}" if rate.unit else ""
-    burst = "" if rate.burst is None else f", {_amount(rate.burst, LIMIT_DIGITS)} at once"
+    burst = "" if rate.burst is None else f", {number(rate.burst)} at once"
     if rate.period_s is None:
-        return f"{_amount(rate.limit, LIMIT_DIGITS)}{unit}, never refilled"
-    letter, seconds = next(((name, s) for name, s in PERIODS.items() if s == rate.period_s), ("s", 1.0))
-    count = rate.period_s / seconds
-    return f"{_amount(rate.limit, LIMIT_DIGITS)}{unit}/{'' if count == 1 else f'{count:g}'}{letter}{burst}"
+        return f"{number(rate.limit)}{unit}, never refilled"
+    fitting = [(letter, seconds) for letter, seconds in PERIODS.items() if rate.period_s % seconds == 0]
+    letter, seconds = fitting[-1] if fitting else ("s", 1.0)
+    count = f"{Decimal(f'{rate.period_s / seconds:.12g}'):f}"  # as `--rate` reads it: without separators and exponent
+    return f"{number(rate.limit)}{unit}/{'' if count == '1' else count}{letter}{burst}"
 
 
 def _full(rate: QuotaRateView) -> str:

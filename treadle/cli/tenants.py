@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from shared.runtime.numbers import number
 from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import exit_status
 from treadle.cli.up import Home
@@ -48,7 +49,7 @@ def set_weight(
     options = GroupOptions.of(context, url, home, as_json)
     with exit_status("tenants set"):
         view = options.call(lambda client: client.tenants.set_weight(name, weight))
-        typer.echo(msgspec.json.encode(view) if options.as_json else f"{view.name} has weight {view.weight:g}")
+        typer.echo(msgspec.json.encode(view) if options.as_json else f"{view.name} has weight {number(view.weight)}")
 
 
 def delete(context: typer.Context, name: Name, as_json: AsJson = False, url: Url = None, home: Home = None) -> None:

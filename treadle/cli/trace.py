@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shared.api.otlp import ERROR, Span, TraceData
+from shared.runtime.numbers import number
 from treadle.cli.groups import AsJson, GroupOptions, Url
 from treadle.cli.proxy import exit_status
 from treadle.cli.up import Home
@@ -125,7 +126,7 @@ def _end(span: Span) -> str:
         return f"{span.attribute('gen_ai.usage.input_tokens'):,} + {tokens:,} tokens"
     if ended is not None:
         mark = "" if passed is None else "✓ " if passed else "✗ "
-        return f"{mark}{ended}" + (f", score {score:g}" if isinstance(score, int | float) else "")
+        return f"{mark}{ended}" + (f", score {number(score)}" if isinstance(score, int | float) else "")
     parts = [str(node)] if (node := span.attribute("treadle.node")) else []
     for name, what in (("restore_s", "until its model service was resident"), ("parked_s", "parked")):
         if isinstance(seconds := span.attribute(f"treadle.{name}"), float):

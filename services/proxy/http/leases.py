@@ -19,6 +19,7 @@ from shared.bus.held_leases import LeaseCode
 from shared.kinds.formulation import Name
 from shared.messages.leases import GrantedLease
 from shared.runtime.errors import BadRequest, NotFound, QuotaTaken
+from shared.runtime.numbers import number
 from shared.runtime.validation import UNREADABLE, decoded
 
 _json = msgspec.json.Encoder().encode
@@ -107,7 +108,7 @@ def _granted(call: Call, granted: GrantedLease) -> Reply:
 
 def _why(request: AcquireRequest, news: LeaseNews) -> str:
     amounts = ", ".join(
-        f"a learned amount of {name}" if isinstance(amount, str) else f"{amount:g} of {name}"
+        f"a learned amount of {name}" if isinstance(amount, str) else f"{number(amount)} of {name}"
         for name, amount in request.quotas.items()
     )
     return f"{amounts} could not be granted within {request.wait_s:g} s: {news.reason}"

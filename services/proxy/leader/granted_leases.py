@@ -196,4 +196,4 @@ def _policy(quota: str, held: bool, window_s: float | None, most: float) -> tupl
 
 
 def _window(window_s: float | None) -> str:
-    return "total" if window_s is None else f"{window_s:g}s"
+    return "total" if window_s is None else f"{window_s:.12g}s"  # no exponent

@@ -102,7 +102,13 @@ def test_json_is_one_object(call: Call, first: bool) -> None:
         (("set", "search", "--concurrency", "-1"), "concurrency: must be at least 0"),
         (("set", "search", "--concurrency", "nan", "--rate", "10/s"), "must be finite numbers"),
         (("set", "search", "--rate", f"10/{'9' * 400}s"), "must be finite numbers"),
-        (("set", "search", "--rate", "10/w"), "'10/w' is no rate; write 10/s, 1000/d"),
+        (("set", "search", "--rate", "10/w"), "'10/w' is no rate; a period is s (seconds), m (minutes)"),
+        (("set", "search", "--rate", "10/min"), "m (minutes), h (hours) or d (days): write 10/s, 1000/d, 60/30s"),
+        (("set", "search", "--rate", "10/hour"), "'10/hour' is no rate; a period is s (seconds)"),
+        (
+            ("set", "search", "--concurrency", "3", "--concurrency", "4.5"),
+            "--concurrency is given 2 times: 3 and 4.5; the smallest limit counts, so give it once",
+        ),
         (("set", "search", "--rate", "10/"), "'10/' is no rate"),
         (("set", "search", "--rate", "1.2.3/s"), "'1.2.3/s' is no rate"),
         (("set", "search", "--rate", "1/s", "--rate", "2/1s"), "the same `period_s`"),
@@ -176,6 +182,26 @@ def test_all_columns_have_one_format_of_numbers(call: Call) -> None:
         ["10,000", "tokens/d", "0", "10,000"],
         ["1234.5", "tokens/h", "0", "1234"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("240/24d", "240/24d"),
+        ("240/576h", "240/24d"),
+        ("10/120m", "10/2h"),
+        ("60/90s", "60/90s"),
+        ("60/2073601s", "60/2073601s"),
+        ("60/0.5s", "60/0.5s"),
+        ("60/1000000.5s", "60/1000000.5s"),
+        ("60/1d", "60/d"),
+        ("60/7d", "60/7d"),
+        ("0.00001/s", "0.00001/s"),
+    ],
+)
+def test_a_period_is_shown_as_it_could_be_given(call: Call, given: str, shown: str) -> None:
+    assert lines(call("set", "slow", "--rate", given))[1][:2] == ["slow", shown]
+    assert lines(call("set", "slow", "--rate", shown))[1][:2] == ["slow", shown]
 
 
 def test_a_unit_is_no_markup(call: Call) -> None:

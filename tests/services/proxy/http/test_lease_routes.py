@@ -107,6 +107,12 @@ async def test_a_refusal_has_the_time_at_which_a_rate_is_refilled(http: aiohttp.
     assert headers["RateLimit"].startswith('"search/40s";r=0;t=')
 
 
+async def test_a_long_period_has_no_exponent_in_headers(http: aiohttp.ClientSession) -> None:
+    await limit(http, {"rates": [{"limit": 240, "period_s": 24 * 86400}]})
+    async with http.post("/v1/acquire", json={"quotas": {"search": 1}, "wait_s": 5}) as reply:
+        assert reply.headers["RateLimit-Policy"] == '"search/2073600s";q=240;w=2073600'
+
+
 async def test_a_retry_comes_after_those_who_wait(http: aiohttp.ClientSession) -> None:
     await limit(http, {"rates": [{"limit": 1, "period_s": 40, "burst": 1}]})
     await release(http, (await acquire(http))[1])
@@ -148,6 +154,14 @@ async def test_a_budget_that_is_held_is_waited_for_and_one_that_is_spent_is_not(
     assert (await waiting)[0] == 200
     status, problem = await acquire(http, quotas={"money": 11}, wait_s=20)
     assert (status, problem["type"].rpartition("/")[2]) == (409, "quota-never"), "40 are spent"
+
+
+async def test_a_refused_amount_has_no_exponent(http: aiohttp.ClientSession) -> None:
+    await limit(http, {"concurrency": 2e6}, "tokens")
+    await acquire(http, quotas={"tokens": 1e6})
+    status, problem = await acquire(http, quotas={"tokens": 1_500_000}, wait_s=0)
+    assert status == 429
+    assert problem["detail"].startswith("1,500,000 of tokens could not be granted within 0 s: ")
 
 
 async def test_a_refusal_for_concurrency_comes_at_the_deadline(http: aiohttp.ClientSession) -> None:
@@ -304,6 +318,16 @@ async def test_settled_amounts_are_reported_with_the_end(http: aiohttp.ClientSes
     assert await release(http, lease, used={"tokens": 250}) == (200, "released")
     await until_none_is_held(valkey)
     assert await taken(http) == pytest.approx(962, abs=2), "what was used beyond the amount is taken"
+
+
+async def test_a_rate_with_another_period_is_new_and_full(http: aiohttp.ClientSession) -> None:
+    await limit(http, {"rates": [{"limit": 1000, "period_s": 86400}]}, "tokens")
+    _, lease = await acquire(http, quotas={"tokens": 800})
+    await release(http, lease)
+    assert await taken(http) == pytest.approx(800, abs=1)
+    await limit(http, {"rates": [{"limit": 1000, "period_s": 43200}]}, "tokens")
+    assert await taken(http) == 0
+    assert (await acquire(http, quotas={"tokens": 1000}, wait_s=5))[0] == 200
 
 
 async def taken(http: aiohttp.ClientSession) -> float:

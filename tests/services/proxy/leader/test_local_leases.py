@@ -434,6 +434,20 @@ async def test_a_second_settlement_is_left_to_the_store_after_the_write_of_the_f
     assert await term.is_empty()
 
 
+async def test_the_leaders_settlement_counts_although_another_replica_was_first(term: Term, reader: Redis) -> None:
+    """The leader has not read the outcome of the other one. docs/quotas.md describes this."""
+    term.leader.handle(QuotaSet("slow", QuotaLimits((2.0,), (Rate(100.0, 86_400.0),))))
+    tail = Tail(reader, {OUTCOMES: await streams.last_id(reader, OUTCOMES)})
+    one = await term.granted(lease("a", quota="slow"))
+    end = LeaseEnd("a", one.fence, encoded_amounts({"slow": 0.25}))
+    assert await held_leases.end_leases(term.redis, [end]) == ["held"]
+    assert await term.released(one, slow=0.5) == "other-amounts"
+    term.leader.take(await tail.read())
+    await term.run()
+    assert [level.used for level in (await read_quotas(term.redis)).levels] == [pytest.approx(0.5, abs=0.05)]
+    assert await term.is_empty()
+
+
 async def test_the_end_of_a_term_leaves_second_settlements_to_the_store(term: Term) -> None:
     one = await term.granted(lease("a"))
     local = term.leader.local_leases

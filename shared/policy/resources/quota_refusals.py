@@ -22,16 +22,18 @@ def why_never(quotas: Quotas, amounts: Amounts, *, refunded: bool = False) -> st
             return f"there is no quota {name!r}; create it with treadle quota set {name} --rate 10/s"
         for most in limits.concurrency:
             if exceeds(amount, most):
-                return f"it needs {amount:g} of the quota {name!r}, whose concurrency is {most:g}"
+                return f"it needs {amount:.12g} of the quota {name!r}, whose concurrency is {most:.12g}"
         for rate in limits.rates:
             if exceeds(amount, rate.most):
-                return f"it needs {amount:g} of the quota {name!r}, which gives {rate.most:g} at once"
+                return f"it needs {amount:.12g} of the quota {name!r}, which gives {rate.most:.12g} at once"
             if rate.per_s:
                 continue
             missing = _missing(quotas, name, rate, 0.0, refunded=refunded)
             if exceeds(missing + amount, rate.most):
                 left = max(0.0, rate.most - missing)
-                return f"it needs {amount:g} of the quota {name!r}, of which {left:g} are left and none is refilled"
+                return (
+                    f"it needs {amount:.12g} of the quota {name!r}, of which {left:.12g} are left and none is refilled"
+                )
     return ""
 
 

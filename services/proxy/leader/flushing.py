@@ -1,7 +1,7 @@
 """The flush under way: a refill of a quota does not wake the leader while one is late.
 
-What is granted meanwhile reaches its caller after the flush, together with what is granted then. So after a stall
-of the store a rate is exceeded, by what is refilled in `LATE_S`.
+What is granted until then reaches its caller after the flush, together with what is granted then. So after a stall
+of the store a rate is exceeded: by what was free before, and by what is refilled in `LATE_S`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -157,7 +158,7 @@ class Leadership:
             EPOCH.set(epoch)
             tasks += [
                 asyncio.create_task(interpreter.run(), name="interpreter"),
-                asyncio.create_task(leader.wakeup.run(leader.tick, lambda: leader.last_read), name="wake-ups"),
+                asyncio.create_task(leader.wakeup.run(leader.tick, lambda: _last_read(leader, tail)), name="wake-ups"),
                 asyncio.create_task(self._maintain(interpreter, leader, tail, weights), name="maintenance"),
                 asyncio.create_task(cancel_held(self._redis, leader, lambda: interpreter.deposed), name="held calls"),
                 asyncio.create_task(leader.leases.expire(self._redis), name="leases"),
@@ -310,6 +311,11 @@ class Leadership:
                 look = loop.time() + self._settings.lease_s / LOOKS
                 if await self._lease.is_free():
                     return
+
+
+def _last_read(leader: Leader, tail: Tail) -> Seconds:
+    """Return the time of the last read; none while limits may have changed that cannot be read."""
+    return -math.inf if tail.away else leader.last_read
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

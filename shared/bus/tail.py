@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic
@@ -72,6 +73,8 @@ class Tail:
         """Streams of which the last read has returned as many entries as it may."""
         self.away = False
         """The last read has failed: entries may have been written that were not read."""
+        self.returned: Callable[[Seconds], None] = lambda _: None
+        """Called with how long reads have failed, before what was read since."""
         self.stopping = False
         """Set it to end the loop at its next round. redis-py may swallow a cancel during a delivery."""
 
@@ -122,17 +125,21 @@ class Tail:
 
         `blocks`: False if the reader has entries to handle. Then [] comes at once if there are no more.
         """
-        pause = 0.05
+        pause, away_s = 0.05, 0.0
         while not self.stopping:
             try:
                 entries = await self.read(block=blocks())
             except TRANSIENT as error:
-                self.away = True
+                if not self.away:
+                    self.away, away_s = True, time.monotonic()
                 _log.warning("valkey_unavailable", what="reading", error=str(error))
                 await asyncio.sleep(pause)
                 pause = min(MOST_PAUSE_S, pause * 2)
                 continue
-            pause, self.away = 0.05, False
+            pause = 0.05
+            if self.away:
+                self.away = False
+                self.returned(time.monotonic() - away_s)
             yield entries
             if entries:
                 await asyncio.sleep(0)  # what they have begun leaves before the next read

@@ -1,13 +1,14 @@
 """The flush under way: a refill of a quota does not wake the leader while one is late.
 
-What is granted until then reaches its caller after the flush, together with what is granted then. So after a stall
-of the store a rate is exceeded: by what was free before, and by what is refilled in `LATE_S`.
+What is granted until then reaches its caller after the flush, together with what is granted then. So nothing counts as
+refilled during a stall of the store, apart from what was taken again within `LATE_S`: by that a rate is exceeded.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Final
 
 from shared.runtime.units import Seconds
@@ -21,12 +22,17 @@ class Flushing:
 
     def __init__(self) -> None:
         self._late_at_s = math.inf
+        self.ended_late: Callable[[Seconds], None] = lambda _: None
+        """Called with the duration of a flush that was late."""
 
     def __enter__(self) -> None:
         self._late_at_s = time.monotonic() + LATE_S
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        late_s = time.monotonic() - self._late_at_s
         self._late_at_s = math.inf
+        if late_s >= 0 and error is None:
+            self.ended_late(LATE_S + late_s)
 
     @property
     def is_late(self) -> bool:

@@ -47,6 +47,7 @@ from shared.messages.leases import LeasesGranted
 from shared.messages.outcomes import ANSWERED, OUTCOMES
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.quota_stimuli import StoreStalled
 from shared.runtime import log
 from shared.runtime.background import Background
 from shared.runtime.units import Epoch, Seconds
@@ -153,6 +154,7 @@ class Leadership:
             await weights.refresh(leader)
             self._tail = tail = await take_over(self._redis, self._reader, leader)
             tail.stopping, leader.local_leases.tail = self._stopping, tail
+            tail.returned = interpreter.flushing.ended_late = lambda lasted_s: leader.handle(StoreStalled(lasted_s))
             _log.info("leading", epoch=epoch)
             self.epoch = epoch
             EPOCH.set(epoch)

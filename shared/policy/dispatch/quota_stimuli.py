@@ -63,5 +63,12 @@ class AmountRestored:
     estimate: Estimate
 
 
-QuotaEvent = QuotaSet | HoldRestored | LevelRestored | BrakeRestored | AmountRestored
-"""Stimuli of quotas. A new leader reads all of them from the store, before any other stimulus."""
+@dataclass(frozen=True, slots=True)
+class StoreStalled:
+    """The store has not answered until now. What was granted before reaches its callers now: nothing was refilled."""
+
+    lasted_s: float
+
+
+QuotaEvent = QuotaSet | HoldRestored | LevelRestored | BrakeRestored | AmountRestored | StoreStalled
+"""Stimuli of quotas. A new leader reads all but the last one from the store, before any other stimulus."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from shared.policy.dispatch import quota_stimuli as of
 from shared.policy.dispatch import stimuli
 from shared.policy.dispatch.action_registry import ActionRegistry
 from shared.policy.dispatch.action_state import ActionState
@@ -23,13 +24,13 @@ from shared.policy.dispatch.local_stimuli import ActionWithdrawn
 from shared.policy.dispatch.node_handler import NodeHandler
 from shared.policy.dispatch.parking import ParkingHandler
 from shared.policy.dispatch.quota_amounts import estimate_amounts
-from shared.policy.dispatch.quota_stimuli import AmountRestored, BrakeRestored, HoldRestored, LevelRestored, QuotaSet
 from shared.policy.dispatch.service_stimuli import ServicesReported
 from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.dispatch.stimuli import Stimulus
 from shared.policy.dispatch.stuck import refusal, set_aside_stuck
 from shared.policy.model.formulation import Command
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.quota_changes import pause_refill
 from shared.policy.resources.quota_feedback import quota_changed, restore_brake
 from shared.policy.resources.quota_refusals import closed_until_s, why_never
 from shared.policy.resources.resource import Specs
@@ -94,11 +95,12 @@ class StimulusHandlers:
             stimuli.InventoryReported: self._inventory_reported,
             stimuli.ImagesReported: self._images_reported,
             ServicesReported: self._services_reported,
-            QuotaSet: self._quota_set,
-            HoldRestored: self._hold_restored,
-            LevelRestored: self._level_restored,
-            BrakeRestored: self._brake_restored,
-            AmountRestored: self._amount_restored,
+            of.QuotaSet: self._quota_set,
+            of.HoldRestored: self._hold_restored,
+            of.LevelRestored: self._level_restored,
+            of.BrakeRestored: self._brake_restored,
+            of.AmountRestored: lambda _, known: self.cluster.estimates.restore(known.key, known.estimate),
+            of.StoreStalled: lambda now, stall: pause_refill(self.cluster.quotas, now - stall.lasted_s, now),
             stimuli.TargetReceived: self._target_received,
             stimuli.PlannerChecked: self._planner_checked,
             stimuli.WeightsReceived: self._weights_received,
@@ -267,24 +269,21 @@ class StimulusHandlers:
 
     # ---- quotas ------------------------------------------------------------------------------------------------
 
-    def _quota_set(self, now: float, quota: QuotaSet) -> list[Command]:
+    def _quota_set(self, now: float, quota: of.QuotaSet) -> list[Command]:
         self.cluster.quotas.set(quota.name, quota.limits, now, read=quota.changed_s is None)
         quota_changed(self.cluster.quotas, quota.name, quota.changed_s, now)
         self.cluster.queues.quotas_changed()
         return []
 
-    def _hold_restored(self, now: float, known: HoldRestored) -> None:
+    def _hold_restored(self, now: float, known: of.HoldRestored) -> None:
         if known.hold.key not in self.cluster.quotas.holds:
             self.cluster.quotas.restore(known.hold._replace(serial=0), now)
 
-    def _level_restored(self, now: float, known: LevelRestored) -> None:
+    def _level_restored(self, now: float, known: of.LevelRestored) -> None:
         self.cluster.quotas.restore_level(known.quota, known.period_s, known.level, now)
 
-    def _brake_restored(self, _: float, known: BrakeRestored) -> None:
+    def _brake_restored(self, _: float, known: of.BrakeRestored) -> None:
         restore_brake(self.cluster.quotas, known.quota, known.brake)
-
-    def _amount_restored(self, _: float, known: AmountRestored) -> None:
-        self.cluster.estimates.restore(known.key, known.estimate)
 
     # ---- planner and time --------------------------------------------------------------------------------------
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING
 
 from shared.policy.model.quotas import RATES_CHANGED, Level, Rate, Refund, Settled
 from shared.policy.resources.settling import Settling
+
+if TYPE_CHECKING:
+    from shared.policy.resources.quotas import Quotas
 
 
 def change_rate(
@@ -42,3 +46,19 @@ def change_rate(
         levels[key] = Level(max(0.0, level.at(at_s, former) + amount), at_s, rate.per_s, rate.most, new_s)
         settling.histories.pop(key, None)
         yield Settled(RATES_CHANGED, "", (Refund(name, rate, -amount, at_s, now if new else None),))
+
+
+def pause_refill(quotas: Quotas, since_s: float, now: float) -> None:
+    """Take back what was refilled since then. Attempts give nothing back to these rates afterwards. O(levels)."""
+    for key, level in list(quotas.levels.items()):
+        name, period_s = key
+        rates = quotas.rates_of({name: 0.0})
+        rate = next((rate for _, rate in rates if rate.period_s == period_s), quotas.former.get(key))
+        if rate is None:
+            continue
+        used, left = level.at(since_s, rate), level.at(now, rate)
+        if used > left:
+            at_s = math.nextafter(max(now, level.at_s), math.inf)
+            quotas.levels[key] = level._replace(used=used, at_s=at_s, per_s=rate.per_s)
+            quotas.settling.histories.pop(key, None)
+            quotas.changes.append(Settled(RATES_CHANGED, "", (Refund(name, rate, left - used, at_s),)))

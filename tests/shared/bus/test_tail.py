@@ -143,11 +143,14 @@ async def test_batches_continue_after_failures(valkey: Redis) -> None:
     flaky.failures = ["before", "after", "before"]
 
     tail = Tail(flaky, {ANSWERED: "0"}, block_s=0.01)
+    away_s: list[float] = []
+    tail.returned = away_s.append
     reading = asyncio.ensure_future(anext(tail.batches()))
     await asyncio.sleep(0.02)
     assert tail.away
     assert names(await reading) == ["a"], "entries lost with their reply are read again"
     assert not tail.away
+    assert 0.3 < away_s[0] < 20.0, "it has tried again after 0.05, 0.1 and 0.2 s"
 
 
 async def test_batches_are_empty_without_entries_and_end_on_stop(valkey: Redis) -> None:

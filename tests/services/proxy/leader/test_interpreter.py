@@ -342,8 +342,11 @@ async def test_a_flush_is_late_while_the_store_stalls(driver: InterpreterDriver)
     async with running(driver):
         await driver.all_written()
         assert not await is_late()
+        stalls: list[float] = []
+        driver.interpreter.flushing.ended_late = stalls.append
         await command(driver.journal.redis, "CLIENT", "PAUSE", "600", "WRITE")
         driver.put(*to_node(b"1"))
         await soon(is_late)
         await driver.all_written()
         assert not await is_late()
+        assert [stall > 0.5 for stall in stalls] == [True]

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.dispatch.quota_stimuli import StoreStalled
+from shared.policy.model.formulation import ChangeHolds
 from shared.policy.model.quotas import RATES_CHANGED, Level, QuotaHold, QuotaLimits, Rate, Refund, Settled
 from shared.policy.resources.quota_checks import check_quotas
 from shared.policy.resources.quotas import Quotas
@@ -201,6 +204,29 @@ def test_a_new_leader_gives_nothing_for_a_limit_that_was_raised_when_no_leader_w
             quotas.set("a", quota(high), 1.0)
         assert high.most - quotas.missing("a", high, 1.0) == pytest.approx(10.0 / 864.0, abs=1e-3)
         assert high.most - quotas.missing("a", high, 2.0) == pytest.approx(1000.0 / 864.0, abs=0.02)
+
+
+def test_nothing_is_refilled_during_a_stall_of_the_store() -> None:
+    """What was granted before it reaches its callers at its end. Budgets and full rates are as they were."""
+    rate, money = Rate(4.0, 1.0), Rate(50.0)
+    quotas = Quotas({"a": quota(rate), "b": quota(rate), "money": quota(money)})
+    taking(quotas, "first", 3.0, 9.0)
+    taking(quotas, "second", 3.5, 10.1)
+    quotas.take(QuotaHold("third", 0, 1, "n", "1", 10.0, {"money": 7.0}), 11.0)
+    dispatcher = Dispatcher()
+    dispatcher.cluster.quotas = quotas
+    (change,) = dispatcher.handle(12.6, StoreStalled(2.6))
+    assert isinstance(change, ChangeHolds)
+    (settled,) = change.changes
+    assert isinstance(settled, Settled)
+    (refund,) = settled.refunds
+    assert (settled.key, refund.quota) == (RATES_CHANGED, "a")
+    assert refund.amount == pytest.approx(-3.5)
+    assert quotas.missing("a", rate, 12.6) == pytest.approx(3.5), "as at the last grant"
+    assert (quotas.missing("b", rate, 12.6), quotas.missing("money", money, 12.6)) == (0.0, 7.0)
+    assert not quotas.fits({"a": 1.0}, 12.6)
+    assert quotas.fits({"a": 1.0}, 12.8)
+    assert dispatcher.handle(12.6, StoreStalled(2.6)) == []
 
 
 def test_a_level_of_a_former_version_is_restored_with_the_burst_of_the_rate() -> None:

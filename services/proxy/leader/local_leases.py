@@ -97,6 +97,7 @@ class LocalLeases:
         self._serial = _FIRST_SERIAL
         self.tail: Tail | None = None
         """What the leader reads. While it cannot be read, limits may have changed, and nothing is decided."""
+        self._next_try: asyncio.TimerHandle | None = None
 
     # ---- calls -------------------------------------------------------------------------------------------------
 
@@ -146,7 +147,8 @@ class LocalLeases:
     def decide(self) -> None:
         """Decide about the calls that have arrived, in one round, and put their writes."""
         if self.tail is not None and self.tail.away:
-            asyncio.get_running_loop().call_later(UNREAD_S, self._interpreter.wake)
+            if self._next_try is None:  # one timer, however many calls come
+                self._next_try = asyncio.get_running_loop().call_later(UNREAD_S, self._try_again)
             return
         releases, self._releases = self._releases[:DECIDED_AT_ONCE], self._releases[DECIDED_AT_ONCE:]
         acquires, self._acquires = self._acquires[:DECIDED_AT_ONCE], self._acquires[DECIDED_AT_ONCE:]
@@ -155,6 +157,10 @@ class LocalLeases:
             self._decide(now, self._ends(now, releases), self._entries(now, acquires))
         if self._releases or self._acquires:
             self._interpreter.wake()
+
+    def _try_again(self) -> None:
+        self._next_try = None
+        self._interpreter.wake()
 
     def _decide(self, now: Seconds, ends: list[Ended], entries: list[Entry[ActionSubmitted]]) -> None:
         ended = (AttemptsEnded(tuple(ends)),) if ends else ()

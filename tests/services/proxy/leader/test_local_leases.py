@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import pytest
 from redis.asyncio import Redis
@@ -220,6 +221,11 @@ async def test_nothing_is_decided_while_the_leader_cannot_read(term: Term, reade
     journaled = term.ask(lease("a"))
     await term.run()
     assert (journaled.done(), list(term.leader.unanswered)) == (False, [])
+    timers = MagicMock(wraps=asyncio.get_running_loop().call_later)
+    with patch.object(asyncio.get_running_loop(), "call_later", timers):
+        for _ in range(100):
+            term.leader.local_leases.decide()
+    assert timers.call_count == 0, "one timer is under way"
     tail.away = False
     running = asyncio.create_task(term.interpreter.run())
     async with asyncio.timeout(20):

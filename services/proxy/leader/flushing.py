@@ -1,7 +1,8 @@
 """The flush under way: a refill of a quota does not wake the leader while one is late.
 
-What is granted until then reaches its caller after the flush, together with what is granted then. So nothing counts as
-refilled during a stall of the store, apart from what was taken again within `LATE_S`: by that a rate is exceeded.
+What is granted until then reaches its caller after the flush, together with what is granted then. So what is refilled
+while a flush is late does not count, and a rate is exceeded by what is refilled in `LATE_S`. That much counts in each
+flush: a store that is always slow gives less than the rate, and not nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Flushing:
     def __init__(self) -> None:
         self._late_at_s = math.inf
         self.ended_late: Callable[[Seconds], None] = lambda _: None
-        """Called with the duration of a flush that was late."""
+        """Called with the time for which a flush was late."""
 
     def __enter__(self) -> None:
         self._late_at_s = time.monotonic() + LATE_S
@@ -32,7 +33,7 @@ class Flushing:
         late_s = time.monotonic() - self._late_at_s
         self._late_at_s = math.inf
         if late_s >= 0 and error is None:
-            self.ended_late(LATE_S + late_s)
+            self.ended_late(late_s)
 
     @property
     def is_late(self) -> bool:

@@ -349,4 +349,4 @@ async def test_a_flush_is_late_while_the_store_stalls(driver: InterpreterDriver)
         await soon(is_late)
         await driver.all_written()
         assert not await is_late()
-        assert [stall > 0.5 for stall in stalls] == [True]
+        assert [0.2 < stall < 20.0 for stall in stalls] == [True], "0.6 s less the time that no flush is late"

@@ -12,6 +12,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import StoreStalled
 from shared.policy.model.formulation import ChangeHolds
 from shared.policy.model.quotas import RATES_CHANGED, Level, QuotaHold, QuotaLimits, Rate, Refund, Settled
+from shared.policy.resources.quota_changes import pause_refill
 from shared.policy.resources.quota_checks import check_quotas
 from shared.policy.resources.quotas import Quotas
 
@@ -227,6 +228,19 @@ def test_nothing_is_refilled_during_a_stall_of_the_store() -> None:
     assert not quotas.fits({"a": 1.0}, 12.6)
     assert quotas.fits({"a": 1.0}, 12.8)
     assert dispatcher.handle(12.6, StoreStalled(2.6)) == []
+
+
+def test_a_store_that_is_always_slow_gives_a_part_of_the_rate() -> None:
+    """Each write takes half a second, so the refill of a quarter of a second counts each time."""
+    rate = Rate(4.0, 1.0)
+    quotas, given = Quotas({"a": quota(rate)}), 0
+    for number in range(1, 201):
+        now = number / 2
+        pause_refill(quotas, now - 0.25, now)
+        while quotas.fits({"a": 1.0}, now):
+            given += 1
+            taking(quotas, f"r{number} {given}", 1.0, now)
+    assert given == pytest.approx(4 + 100 * 4 / 2, abs=2)
 
 
 def test_a_level_of_a_former_version_is_restored_with_the_burst_of_the_rate() -> None:

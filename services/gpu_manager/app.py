@@ -122,7 +122,7 @@ def create_app(settings: GpuManagerSettings | None = None, *, clock: Clock = SYS
             folders.used(),
             open_node(redis_url, name="gpu_manager", node=settings.node, node_class=settings.node_class) as node,
             open_http(_any_address) as http,
-            open_streams(connect_s=CONNECT_S, key=settings.engine_key, notes_reuse=True) as streams,
+            open_streams(connect_s=CONNECT_S, key=settings.engine_key) as streams,
             connect(redis_url, name="gpu_manager-residencies") as residencies,
             Background() as background,
         ):

@@ -30,7 +30,8 @@ from services.gpu_manager.kinds import ModelEmbed, ModelScore
 from shared.kinds.scoring import scaled
 from shared.model_services.entries import Api
 from shared.policy.model.results import AttemptResult, refused
-from shared.runtime.http_streams import AnswerBroken, Header, StreamClient, StreamedAnswer, Unreachable
+from shared.runtime.http_streams import StreamClient, Unreachable
+from shared.runtime.streamed_answer import AnswerBroken, Header, StreamedAnswer
 from shared.runtime.units import Seconds
 from shared.runtime.validation import UNREADABLE
 

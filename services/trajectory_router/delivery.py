@@ -20,7 +20,7 @@ from services.trajectory_router.recording.recorder import CallRecording
 from shared.policy.routing.model import CallEnded, ModelCall
 from shared.runtime import log
 from shared.runtime.errors import BadGateway, Unavailable
-from shared.runtime.http_streams import AnswerBroken, Header, StreamedAnswer
+from shared.runtime.streamed_answer import AnswerBroken, Header, StreamedAnswer
 
 _log = log.get(__name__)
 

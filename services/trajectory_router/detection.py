@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from shared.messages.routing import Engine
-from shared.runtime.http_streams import AnswerBroken, StreamClient, Unreachable
+from shared.runtime.http_streams import StreamClient, Unreachable
+from shared.runtime.streamed_answer import AnswerBroken
 from shared.runtime.units import Seconds
 
 MOST_BYTES: Final = 4 << 20

@@ -13,7 +13,7 @@ from shared.runtime.app import PROBLEM_JSON
 from shared.runtime.coarse_timers import CoarseTimers
 from shared.runtime.connection_watch import ConnectionWatch
 from shared.runtime.errors import Overloaded, TooLarge, TreadleError
-from shared.runtime.http_streams import Header
+from shared.runtime.streamed_answer import Header
 
 T = TypeVar("T")
 _json = msgspec.json.Encoder().encode

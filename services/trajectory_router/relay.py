@@ -27,7 +27,8 @@ from services.trajectory_router.workers import Workers
 from shared.policy.routing.model import CallEnded, ModelCall
 from shared.runtime import log
 from shared.runtime.errors import Forbidden
-from shared.runtime.http_streams import Header, StreamClient, StreamedAnswer, Unreachable
+from shared.runtime.http_streams import StreamClient, Unreachable
+from shared.runtime.streamed_answer import Header, StreamedAnswer
 
 _log = log.get(__name__)
 

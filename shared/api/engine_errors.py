@@ -8,7 +8,7 @@ import msgspec
 
 from shared.api.model_routes import ErrorStyle
 from shared.runtime.errors import TreadleError
-from shared.runtime.http_streams import Header
+from shared.runtime.streamed_answer import Header
 
 _json = msgspec.json.Encoder().encode
 

@@ -7,44 +7,23 @@ answer: only its caller's deadline ends it.
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
+from shared.runtime.http_client_connection import ClientConnection
+from shared.runtime.http_client_pool import ConnectionPool
+from shared.runtime.http_request_head import InvalidRequest, Origin, request_head, split_address
+from shared.runtime.streamed_answer import HOP_BY_HOP, AnswerBroken, Header, StreamedAnswer
+from shared.runtime.units import Seconds
 
-from shared.runtime.http_connections import CheckedConnector
-
-Header = tuple[bytes, bytes]
-"""Name in lower case, and value."""
-HOP_BY_HOP: Final = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-"""Headers of one connection (RFC 9110, 7.6.1), which are not passed on."""
 OURS: Final = frozenset({b"host", b"content-length", b"expect", b"treadle-tenant"})
 """Headers of a request that are written anew or are not for engines."""
 LARGE_BYTES: Final = 1 << 18
-MOST_LINE: Final = 64 << 10
-"""Bytes of one header of an answer."""
-KEPT_S: Final = 4.0
-"""Time after which a connection without a call is not used again. uvicorn closes it after 5 s."""
+"""Bytes of a body that are sent at once. A longer one is sent in parts, so that other requests have their turn."""
+_CLOSE: Final = (b"connection", b"close")
 _MOST_PARTS: Final = 16
 """Parts of an answer that nobody uses. The connection of a longer one is closed."""
-_ENDED: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
 class Unreachable(Exception):
@@ -53,71 +32,16 @@ class Unreachable(Exception):
     def __init__(self, reason: str, *, kept_ended: bool = False) -> None:
         super().__init__(reason)
         self.kept_ended = kept_ended
-        """A connection that was kept from an earlier request has ended before any byte of the answer. Only a client of
-        `open_streams(notes_reuse=True)` knows this.
-        """
-
-
-class AnswerBroken(Exception):
-    """The engine broke its answer off after it had begun."""
-
-
-class StreamedAnswer:
-    """An answer whose first bytes have arrived, or which has none."""
-
-    __slots__ = ("_content", "_response", "first", "headers", "status")
-
-    def __init__(self, response: aiohttp.ClientResponse, first: bytes) -> None:
-        self._response = response
-        self._content = response.content
-        self.status = response.status
-        self.headers: list[Header] = [
-            (name.lower(), value) for name, value in response.raw_headers if name.lower() not in HOP_BY_HOP
-        ]
-        self.first = first
-        """First bytes of the body; empty: it has none."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the first bytes are all of the body."""
-        return self._content.at_eof()
-
-    async def next(self) -> bytes:
-        """Return further bytes of the body as they arrive; empty at its end.
-
-        Raises:
-            AnswerBroken: the engine has broken off.
-        """
-        try:
-            return await self._content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise AnswerBroken(type(error).__name__) from error
-
-    def close(self) -> None:
-        """End the request. If its answer is not complete, the connection is closed, so that the engine aborts it."""
-        self._response.close()
-
-
-class _Connection:
-    """What is known of one request's connection."""
-
-    __slots__ = ("is_reused",)
-
-    def __init__(self) -> None:
-        self.is_reused = False
-
-
-async def _reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: Any) -> None:
-    context.trace_request_ctx.is_reused = True
+        """A connection that was kept from an earlier request has ended before any byte of the answer."""
 
 
 class StreamClient:
     """Connections to inference engines."""
 
-    def __init__(self, session: aiohttp.ClientSession, unkept: aiohttp.ClientSession) -> None:
-        """`unkept`: has a connection for each request."""
-        self._session = session
-        self._unkept = unkept
+    def __init__(self, pool: ConnectionPool, key: str = "") -> None:
+        """`key`: sent as `Authorization: Bearer` where a request has none; empty: none."""
+        self._pool = pool
+        self._key = f"Bearer {key}".encode() if key else b""
 
     async def request(
         self,
@@ -135,34 +59,33 @@ class StreamClient:
         Raises:
             Unreachable: no byte of a body came.
         """
-        fields = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
-        session, connection = self._unkept if new_connection else self._session, _Connection()
+        whole = b"" if body is None else body
+        size = len(whole) if isinstance(whole, bytes) else None
+        keeps = not new_connection and _CLOSE not in headers
         try:
-            address = URL(url, encoded=True)
-            _ = address.host, address.port  # parsed only now
-        except ValueError as error:
-            raise Unreachable("its address is invalid") from error
+            origin, target = split_address(url)
+            head = request_head(method, target, origin, headers, size, closes=new_connection, key=self._key)
+        except InvalidRequest as error:
+            raise Unreachable(str(error)) from error
+        connection = None if new_connection else self._pool.take(origin)
+        is_reused = connection is not None
+        if connection is None:
+            connection = await self._connected(origin)
+        answer = connection.request(head, _sent(whole), keeps=keeps, is_head=method == "HEAD")
         try:
-            response = await session.request(
-                method,
-                address,
-                headers=fields,
-                data=_sent(body),
-                allow_redirects=False,
-                trace_request_ctx=connection,
-            )
-        except (aiohttp.ClientError, OSError, TimeoutError, UnicodeError) as error:  # a name that cannot be encoded
-            ended = isinstance(error, _ENDED) and not isinstance(error, aiohttp.ClientConnectorError)
-            raise Unreachable(type(error).__name__, kept_ended=ended and connection.is_reused) from error
-        try:
-            first = await response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            response.close()
-            raise Unreachable(type(error).__name__) from error
+            answer.first = await answer.next()
+        except AnswerBroken as error:
+            raise Unreachable(str(error), kept_ended=is_reused and not connection.heard) from error
         except asyncio.CancelledError:
-            response.close()
+            answer.close()
             raise
-        return StreamedAnswer(response, first)
+        return answer
+
+    async def _connected(self, origin: Origin) -> ClientConnection:
+        try:
+            return await self._pool.connect(origin)
+        except (OSError, UnicodeError) as error:  # a name that cannot be encoded
+            raise Unreachable(type(error).__name__) from error
 
     async def preconnect(self, url: str) -> None:
         """Make a kept connection to a server by a GET, whatever it answers."""
@@ -176,9 +99,26 @@ class StreamClient:
                 answer.close()
 
 
-def _sent(body: bytes | AsyncIterator[bytes] | None) -> bytes | AsyncIterator[bytes] | io.BytesIO | None:
-    """Return a body as aiohttp takes it: a large one in parts, so that it does not block the event loop."""
-    return io.BytesIO(body) if isinstance(body, bytes) and len(body) > LARGE_BYTES else body
+def _sent(body: bytes | AsyncIterator[bytes]) -> bytes | AsyncIterator[bytes | memoryview]:
+    if not isinstance(body, bytes):
+        return _chunks(body)
+    return body if len(body) <= LARGE_BYTES else _slices(body)
+
+
+async def _chunks(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the parts of a body as chunks (RFC 9112, 7.1)."""
+    async for part in parts:
+        if part:
+            yield b"%x\r\n%b\r\n" % (len(part), part)
+    yield b"0\r\n\r\n"
+
+
+async def _slices(body: bytes) -> AsyncIterator[memoryview]:
+    """Yield a long body in parts. Other callbacks run between two of them."""
+    view = memoryview(body)
+    for begin in range(0, len(body), LARGE_BYTES):
+        yield view[begin : begin + LARGE_BYTES]
+        await asyncio.sleep(0)
 
 
 def passed_headers(headers: Sequence[Header], drop: frozenset[bytes] = frozenset()) -> list[Header]:
@@ -189,36 +129,15 @@ def passed_headers(headers: Sequence[Header], drop: frozenset[bytes] = frozenset
 
 
 @asynccontextmanager
-async def open_streams(*, connect_s: float, key: str = "", notes_reuse: bool = False) -> AsyncIterator[StreamClient]:
+async def open_streams(*, connect_s: Seconds, key: str = "") -> AsyncIterator[StreamClient]:
     """Open connections to engines for as long as the context lasts.
 
     Args:
-        connect_s: limit of one connection.
+        connect_s: limit of one connection, with the lookup of its name.
         key: sent as `Authorization: Bearer` where a call has none; empty: none.
-        notes_reuse: `Unreachable.kept_ended` is known. Costs some microseconds for each request.
     """
-    kept = CheckedConnector(limit=0, keepalive_timeout=KEPT_S, use_dns_cache=True, ttl_dns_cache=10)
-    unkept = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=True, ttl_dns_cache=10)
-    tracing = aiohttp.TraceConfig()
-    tracing.on_connection_reuseconn.append(_reused)
-    traces = [tracing] if notes_reuse else []
-    async with _session(kept, connect_s, key, traces) as session, _session(unkept, connect_s, key, []) as others:
-        yield StreamClient(session, others)
-
-
-def _session(
-    connector: aiohttp.TCPConnector, connect_s: float, key: str, traces: list[aiohttp.TraceConfig]
-) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=connect_s),
-        auto_decompress=False,
-        trust_env=False,
-        raise_for_status=False,
-        max_line_size=MOST_LINE,
-        max_field_size=MOST_LINE,
-        skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
-        headers={"authorization": f"Bearer {key}"} if key else None,
-        trace_configs=traces,
-    )
+    pool = ConnectionPool(connect_s)
+    try:
+        yield StreamClient(pool, key)
+    finally:
+        await pool.close()

@@ -23,7 +23,8 @@ from shared.api.engine_errors import engine_error
 from shared.api.model_routes import KEY_HEADERS, MODEL_ROUTES, MODELS, OWN, ErrorStyle
 from shared.runtime import log
 from shared.runtime.errors import BadGateway, NotFound, TooLarge, TreadleError
-from shared.runtime.http_streams import AnswerBroken, Header, StreamClient, StreamedAnswer, Unreachable, passed_headers
+from shared.runtime.http_streams import StreamClient, Unreachable, passed_headers
+from shared.runtime.streamed_answer import AnswerBroken, Header, StreamedAnswer
 
 _log = log.get(__name__)
 

@@ -22,7 +22,8 @@ from services.trajectory_router.recording.reader import (
     logprobs_of,
     objects,
 )
-from shared.runtime.http_streams import AnswerBroken, Header, StreamClient, Unreachable
+from shared.runtime.http_streams import StreamClient, Unreachable
+from shared.runtime.streamed_answer import AnswerBroken, Header
 from shared.tokens.calls import LogprobMeaning
 
 JSON: Final = (b"content-type", b"application/json")

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from shared.runtime.http_streams import Header, StreamClient
+from shared.runtime.http_streams import StreamClient
+from shared.runtime.streamed_answer import Header
 from shared.tokens.calls import LogprobMeaning, VersionSpan
 
 Fields = dict[str, Any]

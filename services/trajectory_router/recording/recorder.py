@@ -17,7 +17,8 @@ from shared.bus.connection import ValkeyClock
 from shared.runtime import log
 from shared.runtime.background import Background
 from shared.runtime.errors import Unavailable
-from shared.runtime.http_streams import Header, StreamClient
+from shared.runtime.http_streams import StreamClient
+from shared.runtime.streamed_answer import Header
 from shared.runtime.units import Seconds
 from shared.tokens.calls import CallRecord, CallStatus
 

@@ -23,7 +23,8 @@ from services.trajectory_router.recording.reader import (
     objects,
     spans,
 )
-from shared.runtime.http_streams import Header, StreamClient
+from shared.runtime.http_streams import StreamClient
+from shared.runtime.streamed_answer import Header
 from shared.tokens.calls import LogprobMeaning, VersionSpan
 
 EXTENSIONS: Final[Sequence[Header]] = (

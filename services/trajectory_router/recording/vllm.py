@@ -22,7 +22,8 @@ from services.trajectory_router.recording.reader import (
     objects,
     spans,
 )
-from shared.runtime.http_streams import Header, StreamClient
+from shared.runtime.http_streams import StreamClient
+from shared.runtime.streamed_answer import Header
 from shared.tokens.calls import LogprobMeaning
 
 PROMPT: Final = "prompt_token_ids"

@@ -442,7 +442,7 @@ async def _judged_twice(engine: ClosingEngine, *, keeps: bool = True) -> Attempt
     engine.server = server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     params = msgspec.json.encode({"service": "judge-a", **REGEX})
-    async with server, open_streams(connect_s=2.0, notes_reuse=True) as http, asyncio.timeout(20):
+    async with server, open_streams(connect_s=2.0) as http, asyncio.timeout(20):
         deadline = asyncio.get_running_loop().time() + 10
         call = EngineAttempt(EngineAddress(url, "openai", "m", keeps_connections=keeps), http, deadline)
         first = await perform(JUDGE, params, call)

@@ -122,6 +122,8 @@ async def test_a_connection_without_further_bytes_is_kept(
 async def test_informational_answers_come_before_the_answer(
     client: Callable[[], AbstractAsyncContextManager[Get]],
 ) -> None:
+    ended = asyncio.Event()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(2):
             await reader.readuntil(b"\r\n\r\n")
@@ -131,7 +133,10 @@ async def test_informational_answers_come_before_the_answer(
             writer.write(OTHER)
         await reader.read()
         writer.close()
+        ended.set()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as running, asyncio.timeout(20), client() as get:
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as running, asyncio.timeout(20):
         url = f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}"
-        assert [await get(url), await get(url)] == [b"other", b"other"]
+        async with client() as get:
+            assert [await get(url), await get(url)] == [b"other", b"other"]
+        await ended.wait()

@@ -19,7 +19,7 @@ class Peer:
     def __init__(self, answers: int, last: bytes) -> None:
         self.url = ""
         self._last = last
-        self.connections = self.requests = 0
+        self.connections = self.requests = self.ended = 0
         self._answers = answers
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,15 +36,19 @@ class Peer:
             pass
         finally:
             writer.close()
+            self.ended += 1
 
 
 @asynccontextmanager
 async def served(answers: int = 100, last: bytes = b"") -> AsyncIterator[tuple[Peer, StreamClient]]:
     peer = Peer(answers, last)
     server = await asyncio.start_server(peer._serve, "127.0.0.1", 0)
-    async with server, open_streams(connect_s=2.0, notes_reuse=True) as client, asyncio.timeout(20):
+    async with server, asyncio.timeout(20):
         peer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x"
-        yield peer, client
+        async with open_streams(connect_s=2.0) as client:
+            yield peer, client
+        while peer.ended < peer.connections:  # noqa: ASYNC110  # counted by the peer
+            await asyncio.sleep(0.01)
 
 
 async def get(client: StreamClient, url: str, *, new_connection: bool = False) -> bytes:

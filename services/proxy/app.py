@@ -64,6 +64,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
         async with (
             connect(url, name="proxy") as redis,
             connect(url, name="proxy-reader") as reader,
+            connect(url, name="proxy-outcomes") as outcomes,
             database.connect(settings.treadle.database_url, name="proxy", connections=1) as sessions,
             database.connect(settings.treadle.database_url, name="proxy-archive") as archive,
             Background() as background,
@@ -86,7 +87,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             intake = Intake(
                 redis, max_journal=settings.max_journal, limit_s=settings.submit_retry_s, disk=disk, memory=memory
             )
-            leadership = Leadership(redis, reader, waiters, settings, background, lease_waiters, intake)
+            leadership = Leadership(redis, reader, waiters, settings, background, lease_waiters, intake, outcomes)
             retries = RunCodeRetries(redis, background, settings)
             held = HeldCalls(settings, retries)
             trajectories = TrajectoryService(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 
 import hiredis
@@ -46,12 +47,17 @@ class Wire(asyncio.Protocol):
         """Commands that leave together, in a moment."""
         self.replied = 0.0
         """Loop time of the last received bytes; 0: none yet."""
+        self.published: Callable[[bytes], None] | None = None
+        """Called with each message of a channel, if the connection has subscribed to one."""
+        self.lost = asyncio.Event()
+        """The connection has ended."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not derive from asyncio's
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self.lost.set()
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
@@ -62,6 +68,9 @@ class Wire(asyncio.Protocol):
         self._heard = self.replied = asyncio.get_running_loop().time()
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
+            if self.published is not None and isinstance(reply, list) and reply[0] == b"message":
+                self.published(reply[2])
+                continue
             future = self._waiting.popleft()
             if future.done():
                 continue
@@ -136,6 +145,20 @@ class PipelinedRedis(Redis):
         if wire is None or not wire.open:
             wire = await self._connected()
         return await wire.send(args)
+
+    def post(self, *args: Any) -> None:
+        """Send a command whose reply nobody needs. Sends nothing if the connection is closed."""
+        if self._wire is not None and self._wire.open:
+            self._wire.send(args).add_done_callback(lambda reply: reply.cancelled() or reply.exception())
+
+    async def subscribed(self, channel: str, receive: Callable[[bytes], None]) -> Wire:
+        """Subscribe to a channel, and return the connection, which serves nothing else from now on. `receive`: called
+        with each message.
+        """
+        wire = self._wire if self._wire is not None and self._wire.open else await self._connected()
+        wire.published = receive
+        await wire.send(("SUBSCRIBE", channel))
+        return wire
 
     def join(self) -> None:
         """Let all commands leave in one write that the callbacks send which are scheduled by now."""

@@ -178,6 +178,15 @@ class ServicesChanged(Message, frozen=True, kw_only=True, tag="services-changed.
     """Service -> reason why the node cannot use its entry. Older nodes do not send it."""
 
 
+class Confirmed(Message, frozen=True, kw_only=True, tag="confirmed.v1"):
+    """What follows from an outcome that was reported directly is stored."""
+
+    action: str
+    stage: int
+    epoch: int
+    attempt: int
+
+
 class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
     """These actions have been answered. The answers are in the store."""
 
@@ -200,6 +209,9 @@ Outcome = (
 OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
 """An outcome behind an answer or a step to the next stage is deleted by the same write. The others are bounded: what
 is trimmed is found again through journal, inventory and store."""
+
+CONFIRMATIONS: Topic[Confirmed] = Topic("confirmed", Confirmed)
+"""Messages of a channel, which no stream has (`shared.bus.channels`)."""
 
 ANSWERED: Topic[Answered | LeasesGranted] = Topic("answered", Answered | LeasesGranted)
 """`answer_actions` and `grant_leases` write it and keep 10 s of it. Every replica that does not lead reads it."""

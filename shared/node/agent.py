@@ -86,6 +86,8 @@ class NodeAgent:
         self._services_due = False
         self.attempts = Attempts(self.identity, executor, report or self._outbox.put, clock, environments, parking)
         self._outbox.may_gather = self.attempts.busy
+        self._outbox.is_idle = lambda: not len(self.attempts)
+        self._direct = connection.direct
         self._epoch = 0
         self._topic = grants_topic(self.identity.node, self.identity.incarnation)
         self.tail = Tail(connection.reader, {self._topic: "0"})
@@ -110,6 +112,8 @@ class NodeAgent:
         """Run the node's loops; stop it in good order at the end of the block. If a loop crashes, the service stops."""
         async with Background() as background:
             background.start(self._outbox.run(), name="outbox")
+            if self._direct is not None:
+                background.start(self._direct.run(), name="confirmations")
             background.start(self.run(), name="grants")
             background.start(self.heartbeats(heartbeat_s), name="heartbeats")
             yield

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from shared.bus import functions
 from shared.bus.connection import connect, with_retries
+from shared.node.direct_report import DirectReport
 from shared.node.identity import NodeIdentity, new_identity
 from shared.node.outbox import Outbox
 from shared.runtime.units import Seconds
@@ -26,6 +27,7 @@ class NodeConnection(NamedTuple):
     reader: Redis
     """Serves only blocking reads; `redis` writes."""
     outbox: Outbox
+    direct: DirectReport | None = None
 
 
 @asynccontextmanager
@@ -41,7 +43,12 @@ async def open_node(url: str, *, name: str, node: str, node_class: str = "defaul
     Raises:
         Unavailable: Valkey did not answer in `START_S`.
     """
-    async with connect(url, name=name) as redis, connect(url, name=f"{name}-reader") as reader:
+    async with (
+        connect(url, name=name) as redis,
+        connect(url, name=f"{name}-reader") as reader,
+        connect(url, name=f"{name}-confirmations") as confirmations,
+    ):
         await with_retries(lambda: functions.load(redis), what="loading functions", limit_s=START_S)
         identity = await new_identity(redis, node, node_class, limit_s=START_S)
-        yield NodeConnection(identity, redis, reader, Outbox(redis))
+        direct = DirectReport(redis, confirmations, identity)
+        yield NodeConnection(identity, redis, reader, Outbox(redis, direct), direct)

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from shared.bus import functions
 from shared.bus.connection import with_retries
 from shared.messages.outcomes import OUTCOMES, Finished, Outcome
+from shared.node.direct_report import DirectReport
 
 MOST_AT_ONCE = 256
 GATHER_MOST = 16
@@ -25,8 +26,12 @@ class Outbox:
     outcomes are retried, and an inventory leaves after the outcomes that came before it.
     """
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, direct: DirectReport | None = None) -> None:
+        """`direct`: reports outcomes of an idle node; None: all are stored."""
         self._redis = redis
+        self._direct = direct
+        self.is_idle: Callable[[], bool] = lambda: False
+        """True while the node executes nothing."""
         self.may_gather: Callable[[], bool] = lambda: False
         """True while the node has enough work. Outcomes then wait for others up to `GATHER_S`: each costs less."""
         self._waiting: list[Outcome] = []
@@ -37,6 +42,8 @@ class Outbox:
     def put(self, outcome: Outcome) -> None:
         """Publish this outcome, after all outcomes put before."""
         self._waiting.append(outcome)
+        if self._direct is not None:
+            self._direct.interrupt()
         if not isinstance(outcome, Finished) or len(self._waiting) >= GATHER_MOST or not self.may_gather():
             self._more.set()
         elif self._timer is None:
@@ -64,9 +71,25 @@ class Outbox:
             self._timer = None
         async with self._flushing:  # the last flush of a stopping node may run beside the loop's own
             while self._waiting:
+                alone = self._alone()
+                if self._direct is not None and alone is not None and await self._direct.confirmed(alone):
+                    del self._waiting[0]
+                    continue
                 batch = self._waiting[:MOST_AT_ONCE]
                 await self._send([OUTCOMES.encode(outcome) for outcome in batch])
                 del self._waiting[: len(batch)]
+
+    def _alone(self) -> Finished | None:
+        """Return the only outcome that waits, if it may be reported directly; else None.
+
+        It is that of a node with nothing else to execute: one write more or less costs nobody throughput then. It is
+        the result of an execution. After another one the leader may grant the action again, and must have read before
+        what the node has stored about its engines.
+        """
+        first = self._waiting[0]
+        if len(self._waiting) > 1 or not isinstance(first, Finished) or first.result.status != "ok":
+            return None
+        return first if self.is_idle() else None
 
     async def _send(self, payloads: list[bytes]) -> None:
         async def attempt() -> None:

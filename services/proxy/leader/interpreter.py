@@ -9,6 +9,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from services.proxy.leader.answer_traces import AnswerTraces
 from services.proxy.leader.flushing import Flushing
 from services.proxy.leader.local_calls import ActionCalls, LeaseCalls
 from services.proxy.leader.writes import (
@@ -23,9 +24,8 @@ from services.proxy.leader.writes import (
     levels,
     levels_of,
 )
-from services.proxy.metrics import UNTRACED
 from services.proxy.records.intake import journal_full
-from shared.bus import functions, held_leases, quotas, traces, trajectories
+from shared.bus import functions, held_leases, quotas, trajectories
 from shared.bus.connection import together, with_retries
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
 from shared.bus.granted_submissions import GrantedSubmission, submit_granted
@@ -89,9 +89,11 @@ class Interpreter:
         self.flushing = Flushing()
         self._waiting: TurnQueue[Write] = TurnQueue()
         self._more = asyncio.Event()
-        self._traces_fail = False
+        self._traces = AnswerTraces(redis, epoch)
         self._repeats = False
         """The flush under way was tried before."""
+        self.stored: Callable[[str], None] = lambda _: None
+        """Called with an action when an answer or the next stage of it is stored."""
         self.deposed = False
         """Another leader has taken over, or the dispatcher has failed: nothing more is written."""
 
@@ -202,6 +204,8 @@ class Interpreter:
             await trajectories.record_ends(self._redis, self._epoch, unmade)
         if steps:  # before grants: moving to the next stage deletes the stage's grant
             await functions.advance_stages(self._redis, self._epoch, steps)
+            for step in steps:
+                self.stored(step.action)
         await self._grant_and_answer(batch)
         if ended:  # after answers: a successor that reads the end would not look for earlier verdicts
             await trajectories.record_ends(self._redis, self._epoch, ended)
@@ -229,7 +233,7 @@ class Interpreter:
             writes.append(self._acquire(acquisitions, batch))
         answers = [write for write in batch if isinstance(write, Answering)]
         if traced := [one for one in answers if one.traced_by]:
-            writes.append(self._trace(traced))
+            writes.append(self._traces.write(traced))
         if answers:
             if writes:
                 flags, *_ = await together(self._redis, self._finish(answers), *writes)
@@ -237,6 +241,7 @@ class Interpreter:
                 flags = await self._finish(answers)  # a task costs more than the call
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
+                self.stored(answer.action)
         elif len(writes) == 1:
             await writes[0]
         else:
@@ -308,23 +313,6 @@ class Interpreter:
         assert self.lease_calls is not None
         codes = await held_leases.release_leases(self._redis, self._epoch, releases)
         self.lease_calls.released(releases, codes)
-
-    async def _trace(self, traced: list[Answering]) -> None:
-        """Add answered actions to the traces of their trajectories, in the same turn of Valkey as their answers.
-
-        A failure costs the spans, and no answer.
-        """
-        try:
-            await traces.trace_actions(self._redis, self._epoch, traced)
-        except Deposed:
-            raise
-        except Exception as error:  # noqa: BLE001  # a trace is for people: its loss must not end a leader
-            UNTRACED.inc(len(traced))
-            if not self._traces_fail:
-                _log.warning("tracing_failed", actions=len(traced), error=str(error) or type(error).__name__)
-            self._traces_fail = True
-        else:
-            self._traces_fail = False
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
         return await functions.answer_actions(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)

@@ -9,10 +9,12 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.proxy.leader.backlog import publish_backlog
+from services.proxy.leader.direct_outcomes import DirectOutcomes
 from services.proxy.leader.dispatching import DispatchFailed, Suspects
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.leader import Leader
 from services.proxy.leader.learned_amounts import store_learned_amounts
+from services.proxy.leader.maintenance import Maintenance
 from services.proxy.leader.recent_calls import RecentCalls
 from services.proxy.leader.recording import DispatchRecorder
 from services.proxy.leader.replicas import cancel_held
@@ -33,18 +35,17 @@ from services.proxy.records.intake import Intake
 from services.proxy.records.lease_waiters import LeaseWaiters
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
-from shared.bus import batches, quotas, streams, trajectories
+from shared.bus import streams
 from shared.bus.connection import TRANSIENT, ValkeyClock
-from shared.bus.functions import Answering, Deposed
+from shared.bus.functions import Answering
 from shared.bus.keys import Role
 from shared.bus.lease import Lease, is_held
-from shared.bus.nodes import expire_hellos
 from shared.bus.suspects import count_failed_term, read_failed_terms
 from shared.bus.tail import Tail
 from shared.kinds.registry import all_kinds
 from shared.messages.actions import ActionSubmitted
 from shared.messages.leases import LeasesGranted
-from shared.messages.outcomes import ANSWERED, OUTCOMES
+from shared.messages.outcomes import ANSWERED
 from shared.policy.dispatch.config import DispatchConfig
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.quota_stimuli import StoreStalled
@@ -56,10 +57,6 @@ _log = log.get(__name__)
 
 FAILED_PAUSE_S = 1.0
 """Pause after a term in which the dispatcher has failed. Other replicas campaign in it."""
-TRIM_BEHIND_S = 10.0
-"""Seconds for which outcomes that no write has removed are kept after the leader has read them, for a successor that is
-just taking over. They are small: the outputs of actions are removed with the answers based on them."""
-SWEEP_S: Seconds = 10.0
 LOOKS = 8
 """How often a follower looks, in the time of a lease, whether it is free."""
 
@@ -76,8 +73,11 @@ class Leadership:
         background: Background,
         leases: LeaseWaiters | None = None,
         intake: Intake | None = None,
+        outcomes: Redis | None = None,
     ) -> None:
+        """`outcomes`: a client that serves nothing but direct outcomes; None: they are not received."""
         self._redis = redis
+        self._outcomes = outcomes
         self._leases = LeaseWaiters(redis) if leases is None else leases
         self._intake = intake
         self._reader = reader
@@ -158,15 +158,17 @@ class Leadership:
             _log.info("leading", epoch=epoch)
             self.epoch = epoch
             EPOCH.set(epoch)
+            maintenance = Maintenance(self._redis, leader, interpreter, tail, weights, settings, self._check_planner)
             tasks += [
                 asyncio.create_task(interpreter.run(), name="interpreter"),
                 asyncio.create_task(leader.wakeup.run(leader.tick, lambda: _last_read(leader, tail)), name="wake-ups"),
-                asyncio.create_task(self._maintain(interpreter, leader, tail, weights), name="maintenance"),
+                asyncio.create_task(maintenance.run(), name="maintenance"),
                 asyncio.create_task(cancel_held(self._redis, leader, lambda: interpreter.deposed), name="held calls"),
                 asyncio.create_task(leader.leases.expire(self._redis), name="leases"),
                 asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher, clock), name="backlog"),
                 asyncio.create_task(store_learned_amounts(self._redis, epoch, dispatcher), name="learned amounts"),
             ]
+            tasks += self._direct_outcomes(leader, interpreter)
             self._lend(leader)
             leading = asyncio.create_task(leader.run(tail), name="leader")
             done, _ = await asyncio.wait({leading, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -191,6 +193,16 @@ class Leadership:
             if isinstance(recorder, DispatchRecorder):
                 recorder.close()
             _log.info("leadership_ended", epoch=epoch)
+
+    def _direct_outcomes(self, leader: Leader, interpreter: Interpreter) -> list[asyncio.Task[None]]:
+        if self._outcomes is None:
+            return []
+        direct = DirectOutcomes(leader, self._redis, self._outcomes)
+        interpreter.stored = direct.stored
+        return [
+            asyncio.create_task(direct.follow(), name="channel of outcomes"),
+            asyncio.create_task(direct.run(), name="direct outcomes"),
+        ]
 
     def _lend(self, leader: Leader | None) -> None:
         """Set the leader that decides about this replica's own calls; None: this replica does not lead."""
@@ -223,51 +235,8 @@ class Leadership:
             except TRANSIENT as error:
                 _log.warning("valkey_unavailable", what="renewing the lease", error=str(error))
 
-    async def _maintain(self, interpreter: Interpreter, leader: Leader, tail: Tail, weights: TenantWeights) -> None:
-        """Check the planner's lease and the tenants' weights, trim outcomes, and end abandoned batches."""
-        loop = asyncio.get_running_loop()
-        swept = loop.time()  # not at once: after an outage of Valkey, nodes need some seconds to report
-        while not interpreter.deposed:
-            await asyncio.sleep(self._settings.lease_s / 3)
-            UNANSWERED.set(len(leader.unanswered))
-            PARKED_NOW.set(leader.dispatcher.parked)
-            for state, count in leader.nodes.counts(leader.dispatcher.node_names()).items():
-                NODES.labels(state).set(count)
-            try:
-                await self._check_planner(leader)
-                await weights.refresh(leader)
-                if loop.time() - swept > SWEEP_S:
-                    swept = loop.time()
-                    await self._sweep(leader, tail)
-            except Deposed:
-                interpreter.deposed = True
-            except TRANSIENT as error:
-                _log.warning("valkey_unavailable", what="maintenance", error=str(error))
-
     async def _check_planner(self, leader: Leader) -> None:
         leader.planned(await is_held(self._redis, Role.PLANNER))
-
-    async def _sweep(self, leader: Leader, tail: Tail) -> None:
-        last = int(tail.last(OUTCOMES).partition("-")[0])
-        if last and not leader.behind:  # else a successor may need what was read and not handled
-            oldest = round(last - TRIM_BEHIND_S * 1000)
-            await streams.trim_before(self._redis, OUTCOMES, oldest)
-        for trajectory in await trajectories.expire_trajectories(self._redis, self.epoch):
-            _log.warning("trajectory_expired", trajectory=trajectory)
-        for node in await expire_hellos(self._redis, self.epoch, leader.dispatcher.node_names()):
-            if leader.dispatcher.node(node) is None:  # else it has come back meanwhile
-                leader.nodes.forget(node)
-            _log.warning("silent_node_hello_deleted", node=node)
-        now = (await ValkeyClock.measure(self._redis)).unix()
-        await quotas.expire_levels(self._redis, self.epoch, now)
-        for batch in await batches.open_batches(self._redis):
-            found = await batches.read_activity(self._redis, batch)
-            if found is None:
-                continue
-            idle = found.submitted == found.answered and now - found.active_at > self._settings.batch_idle_s
-            if idle or now - found.opened_at > self._settings.batch_lifetime_s:
-                _log.warning("batch_abandoned", batch=batch, idle=idle)
-                await batches.end_batch(self._redis, batch, "abandoned", keep_batch_s=self._settings.keep_batch_s)
 
     def _keep_s(self, submitted: ActionSubmitted) -> int:
         """Seconds for which an answer outside a batch is kept.

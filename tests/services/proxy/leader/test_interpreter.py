@@ -104,6 +104,20 @@ async def test_an_answer_is_reported_when_it_is_durable(driver: InterpreterDrive
     assert (await journal.fields("action:a1"))["answer"] == b"answer of a1"
 
 
+async def test_effects_of_outcomes_are_told_when_they_are_durable(driver: InterpreterDriver, journal: Journal) -> None:
+    stored: list[str] = []
+    driver.interpreter.stored = stored.append
+    entries = [await journal.entry(action) for action in ("a1", "a2")]
+    driver.flaky.failures = ["before", "after"]
+    driver.put(Advancing("a1", 1, b"[]", ""), answer("a2", entries[1]))
+    assert stored == []
+    async with running(driver):
+        await driver.all_written()
+
+    assert list(dict.fromkeys(stored)) == ["a1", "a2"], "a step that is tried again is told again"
+    assert (await journal.fields("action:a1"))["stage"] == b"1"
+
+
 async def test_an_answer_that_was_given_before_is_reported_as_such(driver: InterpreterDriver, journal: Journal) -> None:
     entry = await journal.entry("a1")
     await journal.finish("a1", entry, answer=b"first")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from services.proxy.leader import leadership
+from services.proxy.leader import leadership, maintenance
 from services.proxy.leader.leadership import Leadership
 from services.proxy.leader.takeover import take_over
 from services.proxy.records.waiters import Waiters
@@ -62,7 +62,7 @@ async def test_a_present_node_is_used_although_its_hello_is_old(
     valkey: Redis, reader: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Valkey was away for more than an hour; the node's heartbeats have arrived, and its next hello has not."""
-    monkeypatch.setattr(leadership, "SWEEP_S", 0.0)
+    monkeypatch.setattr(maintenance, "SWEEP_S", 0.0)
     for name in ("n", "silent"):
         await nodes.publish_hello(valkey, hello(name))
         await command(valkey, "ZINCRBY", keys.HELLOS_AT, -3_700_000, name)
@@ -93,7 +93,7 @@ async def test_a_present_node_is_used_although_its_hello_is_old(
 async def test_a_term_expires_levels_of_deleted_quotas(
     valkey: Redis, reader: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leadership, "SWEEP_S", 0.0)
+    monkeypatch.setattr(maintenance, "SWEEP_S", 0.0)
     rate, hold = Rate(5.0, 1.0), QuotaHold("a", 0, 1, "n", "1", 1000.0, {"search": 1.0})
     former = (await Journal.led(valkey)).epoch
     await quotas.change_holds(valkey, former, [Taking(hold, (("search", rate),)), Settled(hold.key, "a")])

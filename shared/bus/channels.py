@@ -1,0 +1,66 @@
+"""Channels of Valkey: messages that nobody stores. A message that is published while nobody listens is lost.
+
+| channel | publisher | subscriber | message |
+| --- | --- | --- | --- |
+| `outcomes:direct` | node | leader | an outcome, before it is stored (`shared.node.direct_report`) |
+| `confirmed:<node>:<incarnation>` | leader | node | `Confirmed`: what follows from that outcome is stored |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from redis.asyncio import Redis
+
+from shared.bus.connection import TRANSIENT, command
+from shared.bus.wire import PipelinedRedis
+from shared.runtime import log
+from shared.runtime.units import Seconds
+
+_log = log.get(__name__)
+
+DIRECT_OUTCOMES: Final = "outcomes:direct"
+CHECK_S: Final[Seconds] = 10.0
+"""Time between two checks of a subscribed connection. One that does not answer is replaced (`socket_timeout`)."""
+AGAIN_S: Final[Seconds] = 0.5
+"""Pause after a connection has ended."""
+
+
+def confirmations(node: str, incarnation: str) -> str:
+    """Return the channel on which the leader confirms a node's direct outcomes."""
+    return f"confirmed:{node}:{incarnation}"
+
+
+async def publish(redis: Redis, channel: str, message: bytes) -> int:
+    """Publish a message, and return the number of its receivers."""
+    return int(await command(redis, "PUBLISH", channel, message))
+
+
+def post(redis: Redis, channel: str, message: bytes) -> None:
+    """Publish a message without waiting. It is lost if the connection is closed."""
+    cast("PipelinedRedis", redis).post("PUBLISH", channel, message)
+
+
+async def follow(redis: Redis, channel: str, receive: Callable[[bytes], Any]) -> None:
+    """Call a function with each message of a channel, forever. Messages are lost while the connection is away.
+
+    Args:
+        redis: a client that serves nothing else.
+        channel: name.
+        receive: must not fail.
+    """
+    pipelined = cast("PipelinedRedis", redis)
+    while True:
+        try:
+            wire = await pipelined.subscribed(channel, receive)
+            while not wire.lost.is_set():
+                try:
+                    async with asyncio.timeout(CHECK_S):
+                        await wire.lost.wait()
+                except TimeoutError:
+                    await wire.send(("PING",))
+        except TRANSIENT as error:
+            _log.warning("valkey_unavailable", what=f"subscribing to {channel}", error=str(error))
+        await asyncio.sleep(AGAIN_S)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from shared.bus.connection import TRANSIENT, command
 from shared.bus.wire import PipelinedRedis
@@ -26,6 +27,8 @@ CHECK_S: Final[Seconds] = 10.0
 """Time between two checks of a subscribed connection. One that does not answer is replaced (`socket_timeout`)."""
 AGAIN_S: Final[Seconds] = 0.5
 """Pause after a connection has ended."""
+REFUSED_S: Final[Seconds] = 60.0
+"""Pause after the server has refused a channel. A user of its access control lists has none by default."""
 
 
 def confirmations(node: str, incarnation: str) -> str:
@@ -63,4 +66,7 @@ async def follow(redis: Redis, channel: str, receive: Callable[[bytes], Any]) ->
                     await wire.send(("PING",))
         except TRANSIENT as error:
             _log.warning("valkey_unavailable", what=f"subscribing to {channel}", error=str(error))
+        except ResponseError as error:
+            _log.warning("channel_refused", channel=channel, error=str(error), again_s=REFUSED_S)
+            await asyncio.sleep(REFUSED_S)
         await asyncio.sleep(AGAIN_S)

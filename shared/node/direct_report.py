@@ -15,6 +15,7 @@ import asyncio
 from typing import Final
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from shared.bus import channels
 from shared.bus.connection import TRANSIENT
@@ -58,6 +59,7 @@ class DirectReport:
         if len(message) > MOST_BYTES:
             return False
         confirmation: asyncio.Future[bool] = loop.create_future()
+        pause_s = PAUSE_S
         self._under_way = outcome, confirmation
         try:
             async with asyncio.timeout(CONFIRMED_WITHIN_S):
@@ -65,9 +67,12 @@ class DirectReport:
                     return await confirmation
         except TRANSIENT:  # TimeoutError is one of them
             pass
+        except ResponseError as error:
+            _log.warning("channel_refused", channel=channels.DIRECT_OUTCOMES, error=str(error))
+            pause_s = channels.REFUSED_S
         finally:
             self._under_way = None
-        self._not_before = loop.time() + PAUSE_S
+        self._not_before = loop.time() + pause_s
         return False
 
     def interrupt(self) -> None:

@@ -210,3 +210,26 @@ async def test_a_stopping_node_stores_what_is_not_confirmed(redis_url: str, monk
 def test_a_confirmation_names_the_attempt() -> None:
     outcome = msgspec.structs.replace(finished("a"), stage=2, attempt=5)
     assert confirmation_of(outcome) == Confirmed(action="a", stage=2, epoch=3, attempt=5)
+
+
+async def test_a_user_without_channels_stores_outcomes(redis_url: str) -> None:
+    """Access control lists give a new user no channel (`acl-pubsub-default resetchannels`)."""
+    scheme, _, rest = redis_url.partition("://")
+    async with connect(redis_url, name="admin") as admin:
+        await command(admin, "ACL", "SETUSER", "plain", "reset", "on", ">pw", "~*", "+@all", "resetchannels")
+        try:
+            async with connect(f"{scheme}://plain:pw@{rest}", name="node") as redis:
+                direct = DirectReport(redis, redis, NODE)
+                box = Outbox(redis, direct)
+                box.is_idle = lambda: True
+                following = asyncio.create_task(direct.run())
+                box.put(finished("a"))
+                await box.flush()
+                await asyncio.sleep(0.05)
+                assert not following.done(), "the process goes on"
+                following.cancel()
+                await asyncio.wait([following])
+            ((_, fields),) = await command(admin, "XRANGE", OUTCOMES.name, "-", "+")
+            assert OUTCOMES.decode(fields[1]) == finished("a")
+        finally:
+            await command(admin, "ACL", "DELUSER", "plain")

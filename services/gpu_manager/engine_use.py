@@ -27,15 +27,27 @@ class NotServed(Exception):
 class EngineUse:
     """One holder's use of an engine."""
 
-    admitted: asyncio.Future[None]
+    decided: asyncio.Future[None]
+    """Done when the machine has admitted or refused it."""
     refused: asyncio.Future[NotServed]
-    """Done if the engine is taken away."""
+    """Done if it was refused, or the engine is taken away."""
     ok: bool = False
     """The engine has served it. Set by the holder."""
     failed: bool = False
     """The engine has failed its call. Set by the holder."""
     ends_s: Seconds = inf
     """Time by which the engine has to answer. Set by the holder."""
+
+    def decide(self) -> None:
+        """End its wait. A holder that is cancelled at this moment waits no more."""
+        if not self.decided.done():
+            self.decided.set_result(None)
+
+    def refuse(self, error: NotServed) -> None:
+        """Refuse it, or take the engine away."""
+        if not self.refused.done():
+            self.refused.set_result(error)
+            self.decide()
 
 
 async def unless_refused(call: Coroutine[Any, Any, T], holding: EngineUse) -> T:

@@ -139,9 +139,7 @@ class Serving:
         holding = self._holders[holder] = EngineUse(loop.create_future(), loop.create_future())
         try:
             self.handle(model.Wanted(holder, instance, deadline))
-            if not holding.admitted.done():
-                either: list[asyncio.Future[Any]] = [holding.admitted, holding.refused]
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await holding.decided
             if holding.refused.done():
                 raise holding.refused.result()
             yield holding
@@ -211,7 +209,7 @@ class Serving:
             case model.CancelStep() | model.Abort() | model.CheckLiveness():
                 self._execute_beside(command)
             case model.Admit(holder, _):
-                self._holders[holder].admitted.set_result(None)
+                self._holders[holder].decide()
             case model.RefuseHolder(holder, reason, retry_in_s):
                 self._refuse(holder, reason, retry_in_s)
             case model.ResidencyChanged(instance, state, reason):
@@ -233,8 +231,8 @@ class Serving:
 
     def _refuse(self, holder: str, reason: str, retry_in_s: Seconds | None) -> None:
         holding = self._holders.get(holder)
-        if holding is not None and not holding.refused.done():
-            holding.refused.set_result(NotServed(reason, retry_in_s))
+        if holding is not None:
+            holding.refuse(NotServed(reason, retry_in_s))
 
     # ---- steps -------------------------------------------------------------------------------------------------
 

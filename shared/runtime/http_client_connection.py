@@ -6,7 +6,8 @@ Laws (tests/shared/runtime/test_http_client_connection.py):
   - a connection is used again only after a whole answer to a request that was sent whole.
 
 Limit: bytes that arrive after the next request has been sent cannot be told from its answer. HTTP/1.1 has no numbers of
-requests. Only `connection: close`, a connection for each request, excludes that.
+requests. Only `connection: close`, a connection for each request, excludes that. Over TLS, a body without a length ends
+with the connection, also if its server has not announced the end.
 
 llhttp parses (`httptools`): it rejects what two readers could interpret differently, such as two lengths.
 """
@@ -25,6 +26,7 @@ MOST_HEAD: Final = 256 << 10
 """Bytes of an answer that come one after another without any of its body: heads, and what surrounds chunks."""
 NO_BODY: Final = frozenset({204, 304})
 """Statuses of answers without a body (RFC 9110, 6.4.1)."""
+_ENDED: Final = "the connection has ended"
 
 
 class ClientConnection(asyncio.Protocol):
@@ -46,6 +48,8 @@ class ClientConnection(asyncio.Protocol):
         self._keeps = self._is_head = self._is_paused = False
         self._has_head = self._is_whole = self._until_end = self._is_stray = False
         self._headers: list[Header] = []
+        self._refusal = ""
+        """Reason why the answer's head is rejected."""
         self._spare = 0
         """Bytes since the last ones of a body."""
         self.heard = False
@@ -73,7 +77,7 @@ class ClientConnection(asyncio.Protocol):
         self._answer = answer = StreamedAnswer(self)
         self._keeps, self._is_head = keeps, is_head
         self._has_head = self._is_whole = self._until_end = self.heard = False
-        self._headers, self._spare = [], 0
+        self._headers, self._spare, self._refusal = [], 0, ""
         if isinstance(body, bytes):
             self._transport.write(head + body)
         else:
@@ -89,13 +93,17 @@ class ClientConnection(asyncio.Protocol):
                 if self._transport is None or self._transport.is_closing():
                     return
                 self._transport.write(part)
+        except asyncio.CancelledError:
+            self._fail("its body was cancelled")  # no effect if the request has ended
+            raise
         except Exception as error:  # noqa: BLE001  # of the body's source: its request fails
             self._fail(f"its body could not be sent: {type(error).__name__}")
         else:
             self._sender = None
 
     def abort(self) -> None:
-        """Close the connection. What was not sent is lost."""
+        """Close the connection. What was not sent is lost, and a body without a length is broken off."""
+        self._until_end = False
         if self._transport is not None:
             self._transport.abort()
         if self._sender is not None:
@@ -143,8 +151,11 @@ class ClientConnection(asyncio.Protocol):
             self._fail("it changes the protocol, which was not requested")
             return
         except httptools.HttpParserError as error:
-            self._fail(f"it is no HTTP: {error}" if not self._has_head else "its body is not of its form")
-            return
+            if not self._is_whole:
+                found = "its body is not of its form" if self._has_head else f"it is no HTTP: {error}"
+                self._fail(self._refusal or found)
+                return
+            self._is_stray = True  # what follows an answer is no part of it, in whatever segments it comes
         if self._is_whole:
             self._complete(answer)
         elif self._spare > MOST_HEAD:
@@ -152,18 +163,30 @@ class ClientConnection(asyncio.Protocol):
 
     def _complete(self, answer: StreamedAnswer) -> None:
         self._answer = None
-        if not self._keeps or self._is_stray or self._sender is not None or not self.is_open:
+        if not self._keeps or self._is_stray or not self._is_sent():
             self.abort()
         else:
             self.read_on()
             self._reusable(self)
         answer.end()
 
+    def _is_sent(self) -> bool:
+        """Return whether the connection is open, and all of the request was given to the kernel."""
+        transport = self._transport
+        if self._sender is not None or transport is None or transport.is_closing():
+            return False
+        return not transport.get_write_buffer_size()
+
     def eof_received(self) -> None:
-        """Handle the end of what the server sends: a body of unknown length ends with it."""
+        """Handle the end of what the server sends: a body without a length ends with it.
+
+        A transport whose data was not sent yet would wait for that, so another answer is broken off here.
+        """
         if self._answer is not None and self._until_end:
             self._keeps = False
             self._complete(self._answer)
+        else:
+            self._fail(_ENDED)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
@@ -171,7 +194,7 @@ class ClientConnection(asyncio.Protocol):
         if self._answer is not None and self._until_end and exc is None:
             self.eof_received()
         self.resume_writing()
-        self._fail(type(exc).__name__ if exc is not None else "the connection has ended")
+        self._fail(type(exc).__name__ if exc is not None else _ENDED)
         self._lost(self)
 
     # ---- httptools ---------------------------------------------------------------------------------------------
@@ -192,21 +215,29 @@ class ClientConnection(asyncio.Protocol):
             return
         if 100 <= status < 200:
             return
-        self._has_head = True
+        if not 200 <= status < 600:
+            self._refuse(f"its status {status} is none of HTTP")
         answer.status = status
-        names = {name for name, _ in self._headers}
-        answer.headers = (
-            self._headers
-            if names.isdisjoint(HOP_BY_HOP)
-            else [one for one in self._headers if one[0] not in HOP_BY_HOP]
-        )
+        codings, names, dropped = list[bytes](), set[bytes](), HOP_BY_HOP
+        for name, value in self._headers:
+            names.add(name)
+            if name == b"transfer-encoding":
+                codings.append(value.strip().lower())
+            elif name == b"connection":
+                dropped |= {token.strip().lower() for token in value.split(b",")}
+        if codings not in ([], [b"chunked"]):
+            self._refuse("it has another transfer-encoding than chunked, which was not requested")
+        answer.headers = [header for header in self._headers if header[0] not in dropped]
+        self._has_head = True
         if self._is_head:
             self._is_whole, self._keeps = True, False  # llhttp would wait for a body
-        elif status not in NO_BODY and b"content-length" not in names:
-            self._until_end = not any(
-                name == b"transfer-encoding" and value.lower().rstrip().endswith(b"chunked")
-                for name, value in self._headers
-            )
+        elif status not in NO_BODY and not codings:
+            self._until_end = b"content-length" not in names
+
+    def _refuse(self, reason: str) -> None:
+        """Reject the head. The parser stops."""
+        self._refusal = reason
+        raise ValueError(reason)
 
     def on_body(self, body: bytes) -> None:
         """Take bytes of a body."""

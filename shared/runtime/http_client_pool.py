@@ -32,6 +32,7 @@ class ConnectionPool:
         self._open: set[ClientConnection] = set()
         self._idle: dict[Origin, list[ClientConnection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def take(self, origin: Origin) -> ClientConnection | None:
         """Return a kept connection to a server; None if there is none."""
@@ -56,11 +57,18 @@ class ConnectionPool:
                 origin.host,
                 origin.port,
                 ssl=_tls() if origin.is_secure else None,
+                ssl_handshake_timeout=self._connect_s if origin.is_secure else None,
             )
+        if self._is_closed:
+            connection.abort()
+            raise ConnectionAbortedError("the client was closed meanwhile")
         self._open.add(connection)
         return connection
 
     def _keep(self, origin: Origin, connection: ClientConnection) -> None:
+        if self._is_closed:
+            connection.abort()
+            return
         loop = asyncio.get_running_loop()
         connection.idle_since = loop.time()
         self._idle.setdefault(origin, []).append(connection)
@@ -72,9 +80,11 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         oldest, self._sweep = loop.time() - KEPT_S, None
         for origin, idle in list(self._idle.items()):
-            fresh = [one for one in idle if one.is_open and one.idle_since > oldest]
+            fresh = list[ClientConnection]()
             for one in idle:
-                if one not in fresh:
+                if one.is_open and one.idle_since > oldest:
+                    fresh.append(one)
+                else:
                     one.abort()
             if fresh:
                 self._idle[origin] = fresh
@@ -85,6 +95,7 @@ class ConnectionPool:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
         self._idle.clear()

@@ -76,7 +76,7 @@ class StreamClient:
             answer.first = await answer.next()
         except AnswerBroken as error:
             raise Unreachable(str(error), kept_ended=is_reused and not connection.heard) from error
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled
             answer.close()
             raise
         return answer

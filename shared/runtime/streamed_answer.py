@@ -73,6 +73,8 @@ class StreamedAnswer:
                 return b""
             if self._error is not None:
                 raise AnswerBroken(self._error)
+            if self._waiter is not None:
+                raise RuntimeError("an answer has one reader")
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter

@@ -6,6 +6,7 @@ reports. A streamed call with tools refuses log-probabilities, so it has no ids.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -24,9 +25,14 @@ from services.trajectory_router.recording.reader import (
 )
 from shared.runtime.http_streams import StreamClient, Unreachable
 from shared.runtime.streamed_answer import AnswerBroken, Header
+from shared.runtime.units import Seconds
 from shared.tokens.calls import LogprobMeaning
 
 JSON: Final = (b"content-type", b"application/json")
+ASKED_S: Final[Seconds] = 10.0
+"""Most time of one of the two calls. A prompt whose ids have not come then is recorded without them."""
+MOST_BYTES: Final = 64 << 20
+"""Bytes of their answers: some 8 for each token."""
 _ABSENT: Final = object()
 
 
@@ -97,14 +103,16 @@ class LlamacppReader:
 async def _post(engines: StreamClient, url: str, body: Fields) -> Fields:
     """Return the JSON object of an answer; empty if there is none."""
     try:
-        answer = await engines.request("POST", url, [JSON], msgspec.json.encode(body))
-        try:
-            data = [answer.first]
-            while part := await answer.next():
-                data.append(part)
-            found: Any = msgspec.json.decode(b"".join(data)) if answer.status == 200 else None
-        finally:
-            answer.close()
-    except (Unreachable, AnswerBroken, msgspec.DecodeError):
+        async with asyncio.timeout(ASKED_S):
+            answer = await engines.request("POST", url, [JSON], msgspec.json.encode(body))
+            try:
+                data = bytearray(answer.first)
+                while len(data) <= MOST_BYTES and (part := await answer.next()):
+                    data += part
+                is_read = answer.status == 200 and len(data) <= MOST_BYTES
+                found: Any = msgspec.json.decode(data) if is_read else None
+            finally:
+                answer.close()
+    except (Unreachable, AnswerBroken, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from shared.bus.connection import TRANSIENT, command
-from shared.bus.wire import PipelinedRedis
+from shared.bus.wire import PipelinedRedis, Wire
 from shared.runtime import log
 from shared.runtime.units import Seconds
 
@@ -57,16 +57,23 @@ async def follow(redis: Redis, channel: str, receive: Callable[[bytes], Any]) ->
     pipelined = cast("PipelinedRedis", redis)
     while True:
         try:
-            wire = await pipelined.subscribed(channel, receive)
-            while not wire.lost.is_set():
-                try:
-                    async with asyncio.timeout(CHECK_S):
-                        await wire.lost.wait()
-                except TimeoutError:
-                    await wire.send(("PING",))
+            await _followed(await pipelined.subscribed(channel, receive))
         except TRANSIENT as error:
             _log.warning("valkey_unavailable", what=f"subscribing to {channel}", error=str(error))
         except ResponseError as error:
             _log.warning("channel_refused", channel=channel, error=str(error), again_s=REFUSED_S)
             await asyncio.sleep(REFUSED_S)
         await asyncio.sleep(AGAIN_S)
+
+
+async def _followed(wire: Wire) -> None:
+    """Wait until a subscribed connection has ended. It is closed if the caller goes, so that nobody counts on it."""
+    try:
+        while not wire.lost.is_set():
+            try:
+                async with asyncio.timeout(CHECK_S):
+                    await wire.lost.wait()
+            except TimeoutError:
+                await wire.send(("PING",))
+    finally:
+        wire.close()

@@ -66,6 +66,21 @@ async def test_a_follower_whose_connection_has_ended_follows_again(
         await soon(came)
 
 
+async def test_a_follower_that_goes_is_no_receiver(valkey: Redis, redis_url: str) -> None:
+    """Its client stays open: a replica that leads no more."""
+    async with connect(redis_url, name="follower") as redis:
+        for _ in range(2):
+            task = asyncio.create_task(channels.follow(redis, CHANNEL, lambda _: None))
+            await soon(lambda: followed(valkey))
+            task.cancel()
+            await asyncio.wait([task])
+
+            async def gone() -> bool:
+                return await channels.publish(valkey, CHANNEL, b"x") == 0
+
+            await soon(gone)
+
+
 async def test_a_message_beside_the_reply_to_a_check_is_no_reply(
     valkey: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from treadle.lab.bench.mesh import BenchMesh, own_mesh, running_mesh
 from treadle.lab.bench.peers.environment import FOLDER, peers_python
 from treadle.lab.bench.peers.process import running_peers
 from treadle.lab.bench.sizes import QUICK, Sizes
-from treadle.lab.bench.suite import MEASUREMENTS, run_all
+from treadle.lab.bench.suite import MEASUREMENTS, NO_STACK, need_a_stack, run_all
 from treadle.lab.bench.table import show
 from treadle.stack.collector import settle_collector
 from treadle.testing.servers import running_valkey, temporary_home
@@ -80,7 +80,9 @@ def _measure(
 ) -> BenchReport:
     """Start stack and peers on the main thread, because children are bound to it; measure on an event loop."""
     settle_collector()  # a collection of all that this process has imported would count as latency of the mesh
-    mesh: AbstractContextManager[BenchMesh] = nullcontext(running_mesh(url)) if url else own_mesh(cores, engine=docker)
+    mesh: AbstractContextManager[BenchMesh] = nullcontext(running_mesh(url) if url else NO_STACK)
+    if not url and need_a_stack(names):
+        mesh = own_mesh(cores, engine=docker)
     skipped: list[Skipped] = []
     python = None
     if venv is not None:
@@ -93,7 +95,8 @@ def _measure(
         if docker:
             _log("making an image from this machine's files")
             images = (LOCAL, entered.enter_context(bench_image()))
-        _log(f"measuring {url}" if url else "starting a stack")
+        if url or need_a_stack(names):
+            _log(f"measuring {url}" if url else "starting a stack")
         ours, root = entered.enter_context(mesh), entered.enter_context(temporary_home())
         valkey = entered.enter_context(running_valkey(root)) if python else ""
         return uvloop.run(_run(names, Bench(ours, sizes, _log, images), python, valkey, skipped))

@@ -5,6 +5,7 @@ import platform
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Final
 
 import aiohttp
 
@@ -18,6 +19,7 @@ from treadle.lab.bench.environments import acting, episodes, idle, overhead
 from treadle.lab.bench.figures import BenchError, BenchFigure, BenchReport, Machine, Skipped
 from treadle.lab.bench.gpu import gpus
 from treadle.lab.bench.loop_time import loop_ms
+from treadle.lab.bench.mesh import BenchMesh
 from treadle.lab.bench.programs import graded_programs
 from treadle.lab.bench.quota import quota_leases
 from treadle.lab.bench.rest import at_rest, history
@@ -36,6 +38,8 @@ class Measurement:
     summary: str
     own_only: bool = False
     """It reads processes and servers, so it needs a stack of our own."""
+    starts_its_own: bool = False
+    """It uses no stack, or starts what it needs. Another one beside it would cost it time."""
 
 
 MEASUREMENTS: dict[str, Measurement] = {
@@ -49,12 +53,18 @@ MEASUREMENTS: dict[str, Measurement] = {
     "quota": Measurement(quota_leases, "leases of quotas: cost, use of an upstream's limit, tenants' shares"),
     "sleep": Measurement(sleeping, "one-second actions"),
     "history": Measurement(history, "batch histories", own_only=True),
-    "results": Measurement(archived_results, "results beyond Valkey's memory, read again", own_only=True),
-    "takeover": Measurement(take_over, "a leader is killed with a full journal", own_only=True),
+    "results": Measurement(
+        archived_results, "results beyond Valkey's memory, read again", own_only=True, starts_its_own=True
+    ),
+    "takeover": Measurement(take_over, "a leader is killed with a full journal", own_only=True, starts_its_own=True),
     "scaling": Measurement(scaling, "a small DistRS workload under the planner", own_only=True),
-    "decisions": Measurement(decisions, "decisions on cores: 1,280 elastic actions on five nodes of 256 cores"),
-    "dispatch": Measurement(dispatch, "cost of a decision by nodes, waiting actions and tenants"),
-    "gpu": Measurement(gpus, "GPUs: chunks, evictions, swaps, and judge calls through the mesh", own_only=True),
+    "decisions": Measurement(
+        decisions, "decisions on cores: 1,280 elastic actions on five nodes of 256 cores", starts_its_own=True
+    ),
+    "dispatch": Measurement(dispatch, "cost of a decision by nodes, waiting actions and tenants", starts_its_own=True),
+    "gpu": Measurement(
+        gpus, "GPUs: chunks, evictions, swaps, and judge calls through the mesh", own_only=True, starts_its_own=True
+    ),
     "acting": Measurement(acting, "`true` in a live environment"),
     "episodes": Measurement(episodes, "24 environments with 50 actions each, every answer checked"),
     "overhead": Measurement(overhead, "overhead of actions in environments (ARL-Tangram, Table 1)"),
@@ -63,8 +73,16 @@ MEASUREMENTS: dict[str, Measurement] = {
 }
 """In the order of a run: the idle mesh first, before any load."""
 
+NO_STACK: Final = BenchMesh("")
+"""Mesh of a run in which each measurement starts its own."""
+
 BROKEN = (BenchError, aiohttp.ClientError, OSError, TimeoutError)
 """Errors that end one measurement only."""
+
+
+def need_a_stack(names: Iterable[str]) -> bool:
+    """Return whether one of the measurements uses the stack of the whole run."""
+    return any(not MEASUREMENTS[name].starts_its_own for name in names)
 
 
 async def run_all(bench: Bench, names: Iterable[str], skipped: Iterable[Skipped] = ()) -> BenchReport:
@@ -79,7 +97,7 @@ async def run_all(bench: Bench, names: Iterable[str], skipped: Iterable[Skipped]
     started = perf_counter()
     for name in names:
         measurement = MEASUREMENTS[name]
-        if measurement.own_only and not bench.mesh.pids:
+        if measurement.own_only and not bench.mesh.pids and bench.mesh is not NO_STACK:
             left_out.append(Skipped(name, "reads processes and servers: it needs a stack of its own (no --url)"))
             continue
         bench.log(f"{name}: {measurement.summary}")

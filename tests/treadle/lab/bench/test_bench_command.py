@@ -42,6 +42,14 @@ def test_a_tiny_run_measures_everything_and_prints_one_object(tiny_run: subproce
     assert len(set(names)) == len(names)
 
 
+def test_no_stack_starts_for_measurements_that_use_none() -> None:
+    run = bench("--json", *TINY, "--only", "decisions", "--only", "dispatch")
+    assert run.returncode == 0, run.stderr
+    assert "starting a stack" not in run.stderr
+    report = msgspec.json.decode(run.stdout, type=BenchReport)
+    assert {one.name.split(".")[0] for one in report.figures} == {"decisions", "dispatch"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(540)
 def test_every_figure_reports_whether_it_met_its_target(tiny_run: subprocess.CompletedProcess[str]) -> None:

@@ -53,20 +53,26 @@ async def run(client: AsyncTreadle, calls: int) -> None:
 
 
 async def test_actions_of_an_idle_node_need_no_stored_outcome(mesh: Mesh, valkey_url: str) -> None:
-    """Whichever replica their caller has; and after the leader's connection has ended, too."""
+    """Whichever replica their caller has; and after the leader's connection has ended, too. After a pause of this
+    machine a node stores its outcomes for a second, so some rounds may have to be repeated.
+    """
+    made = 0
     async with connect(valkey_url, name="test") as redis:
-        await soon(lambda: listened(redis))
         for proxy in mesh.proxies:
             async with AsyncTreadle(proxy.url) as client:
-                await run(client, 1)
-                before = await stored(redis)
-                await run(client, CALLS)
-                assert await stored(redis) - before <= CALLS / 4, "a pause of this machine may cost some"
-                await command(redis, "CLIENT", "KILL", "TYPE", "pubsub")
-                await run(client, CALLS)
-                await soon(lambda: listened(redis))
-                await asyncio.sleep(1.1)  # the pause after an outcome that nobody has received
-        assert executions(mesh) == 2 * (1 + 2 * CALLS), "nothing was executed twice"
+
+                async def few_are_stored(client: AsyncTreadle = client) -> bool:
+                    nonlocal made
+                    before = await stored(redis)
+                    await run(client, CALLS)
+                    made += CALLS
+                    return await stored(redis) - before <= CALLS / 4
+
+                for _ in range(2):
+                    await soon(lambda: listened(redis))
+                    await soon(few_are_stored, within_s=120)
+                    await command(redis, "CLIENT", "KILL", "TYPE", "pubsub")
+        assert executions(mesh) == made, "nothing was executed twice"
 
 
 @pytest.mark.parametrize("killed", ["leader", "manager"])

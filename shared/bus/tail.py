@@ -75,6 +75,8 @@ class Tail:
         """The last read has failed: entries may have been written that were not read."""
         self.returned: Callable[[Seconds], None] = lambda _: None
         """Called with how long reads have failed, before what was read since."""
+        self.ignores: Callable[[Entry[Any]], bool] = lambda _: False
+        """Entries for which it returns true are left out."""
         self.stopping = False
         """Set it to end the loop at its next round. redis-py may swallow a cancel during a delivery."""
 
@@ -100,7 +102,7 @@ class Tail:
                 if fields[-1] == self._decided_by and fields[-2] == DECIDED_FIELD:
                     continue
                 entry = self._decode(topic, entry_id.decode(), fields)
-                if entry is not None:
+                if entry is not None and not self.ignores(entry):
                     entries.append(entry)
             self._last[name] = rows[-1][0].decode()
         return entries

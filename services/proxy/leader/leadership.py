@@ -168,7 +168,7 @@ class Leadership:
                 asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher, clock), name="backlog"),
                 asyncio.create_task(store_learned_amounts(self._redis, epoch, dispatcher), name="learned amounts"),
             ]
-            tasks += self._direct_outcomes(leader, interpreter)
+            tasks += self._direct_outcomes(leader, interpreter, tail)
             self._lend(leader)
             leading = asyncio.create_task(leader.run(tail), name="leader")
             done, _ = await asyncio.wait({leading, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -194,11 +194,11 @@ class Leadership:
                 recorder.close()
             _log.info("leadership_ended", epoch=epoch)
 
-    def _direct_outcomes(self, leader: Leader, interpreter: Interpreter) -> list[asyncio.Task[None]]:
+    def _direct_outcomes(self, leader: Leader, interpreter: Interpreter, tail: Tail) -> list[asyncio.Task[None]]:
         if self._outcomes is None:
             return []
         direct = DirectOutcomes(leader, self._redis, self._outcomes)
-        interpreter.stored = direct.stored
+        interpreter.stored, tail.ignores = direct.stored, direct.repeats
         return [
             asyncio.create_task(direct.follow(), name="channel of outcomes"),
             asyncio.create_task(direct.run(), name="direct outcomes"),

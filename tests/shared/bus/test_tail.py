@@ -53,6 +53,15 @@ async def test_a_tail_continues_where_it_stopped(valkey: Redis, reader: Redis) -
     assert tail.is_drained(ANSWERED)
 
 
+async def test_ignored_entries_are_left_out_and_passed(valkey: Redis, reader: Redis) -> None:
+    ids = await publish(valkey, "a", "b", "c")
+    tail = Tail(reader, {ANSWERED: "0"})
+    tail.ignores = lambda entry: entry.message == answered("b") or entry.id == ids[2]
+
+    assert names(await tail.read()) == ["a"]
+    assert tail.last(ANSWERED) == ids[2]
+
+
 async def test_it_wakes_up_for_what_comes_while_it_waits(valkey: Redis, reader: Redis) -> None:
     tail = Tail(reader, {ANSWERED: "0"}, block_s=30.0)
     reading = asyncio.create_task(tail.read())

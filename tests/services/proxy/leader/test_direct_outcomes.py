@@ -98,6 +98,35 @@ async def test_the_stored_copy_of_an_outcome_changes_nothing(driver: DirectDrive
     assert driver.take(from_node(outcome("a"))) == []
 
 
+async def test_the_stored_copy_of_a_handled_outcome_is_left_out(
+    driver: DirectDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it reports of a provider would count twice. A copy of another attempt is none."""
+    monkeypatch.setattr(direct_outcomes, "REMEMBERED", 2)
+    driver.take(journalled(submitted("a")))
+    handled = outcome("a")
+    driver.report(handled)
+
+    assert driver.direct.repeats(from_node(handled))
+    for other in (outcome("b"), outcome("a", attempt=2), outcome("a", stage=1), outcome("a", node="m")):
+        assert not driver.direct.repeats(from_node(other))
+    assert not driver.direct.repeats(from_node(hello()))
+    driver.report(outcome("b"), outcome("c"))
+    assert not driver.direct.repeats(from_node(handled)), "the oldest is forgotten"
+    driver.leader.behind = True
+    driver.report(late := outcome("d"))
+    assert not driver.direct.repeats(from_node(late)), "it was not handled"
+
+
+async def test_an_outcome_whose_stored_copy_comes_first_is_handled_as_the_copy(driver: DirectDriver) -> None:
+    for name in ("a", "b"):
+        driver.take(journalled(submitted(name)))
+        driver.direct._receive(OUTCOMES.encode(outcome(name)))
+
+    assert not driver.direct.repeats(from_node(outcome("a")))
+    assert [one.action for one in driver.direct._received] == ["b"]
+
+
 async def test_an_outcome_that_was_stored_before_is_confirmed_at_once(driver: DirectDriver) -> None:
     driver.take(journalled(submitted("a")))
     driver.take(from_node(outcome("a")))

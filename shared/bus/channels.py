@@ -1,4 +1,4 @@
-"""Channels of Valkey: messages that nobody stores. A message that is published while nobody listens is lost.
+"""Channels of Valkey: messages that are not stored. A message without a subscriber is lost.
 
 | channel | publisher | subscriber | message |
 | --- | --- | --- | --- |
@@ -67,7 +67,7 @@ async def follow(redis: Redis, channel: str, receive: Callable[[bytes], Any]) ->
 
 
 async def _followed(wire: Wire) -> None:
-    """Wait until a subscribed connection has ended. It is closed if the caller goes, so that nobody counts on it."""
+    """Wait until a subscribed connection has ended. It is closed if the caller is cancelled: no receiver."""
     try:
         while not wire.lost.is_set():
             try:

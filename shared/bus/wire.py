@@ -147,7 +147,7 @@ class PipelinedRedis(Redis):
         return await wire.send(args)
 
     def post(self, *args: Any) -> None:
-        """Send a command whose reply nobody needs. Sends nothing if the connection is closed."""
+        """Send a command and drop its reply. Sends nothing if the connection is closed."""
         if self._wire is not None and self._wire.open:
             self._wire.send(args).add_done_callback(lambda reply: reply.cancelled() or reply.exception())
 

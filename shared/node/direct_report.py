@@ -6,7 +6,7 @@ and confirms it. The node keeps the outcome until then, and stores it if no conf
 
 Laws (tests/shared/node/test_direct_report.py, tests/e2e/test_direct_reports.py):
   - an outcome is either confirmed, which is to say that its effects are stored, or stored itself;
-  - what is put behind it is stored after it: nothing waits longer than for one round trip.
+  - what is put behind it is stored after it, and waits for the reply to the report: `CONFIRMED_WITHIN_S` at most.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class Outbox:
     def _alone(self) -> Finished | None:
         """Return the only outcome that waits, if it may be reported directly; else None.
 
-        It is that of a node with nothing else to execute: one write more or less costs nobody throughput then. It is
-        the result of an execution. After another one the leader may grant the action again, and must have read before
+        Its node executes nothing else, so one message more does not reduce the throughput. It is the result of an
+        execution. After another one the leader may grant the action again, and must have read before
         what the node has stored about its engines.
         """
         first = self._waiting[0]

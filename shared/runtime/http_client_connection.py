@@ -5,9 +5,9 @@ Laws (tests/shared/runtime/test_http_client_connection.py):
   - heads, and other bytes that are no part of a body, are bounded; a body is read as fast as its reader takes it;
   - a connection is used again only after a whole answer to a request that was sent whole.
 
-Limit: bytes that arrive after the next request has been sent cannot be told from its answer. HTTP/1.1 has no numbers of
-requests. Only `connection: close`, a connection for each request, excludes that. Over TLS, a body without a length ends
-with the connection, also if its server has not announced the end.
+Limit: bytes that arrive after the next request has been sent cannot be distinguished from its answer. HTTP/1.1 has no
+numbers of requests. Only `connection: close`, a connection for each request, excludes that. Over TLS, a body without a
+length ends with the connection, also if its server has not announced the end.
 
 llhttp parses (`httptools`): it rejects what two readers could interpret differently, such as two lengths.
 """
@@ -52,7 +52,7 @@ class ClientConnection(asyncio.Protocol):
         """Reason why the answer's head is rejected."""
         self._spare = 0
         """Bytes since the last ones of a body."""
-        self.heard = False
+        self.has_received = False
         """Bytes of an answer to the present request have arrived."""
         self.idle_since = 0.0
 
@@ -76,7 +76,7 @@ class ClientConnection(asyncio.Protocol):
             raise RuntimeError("the connection is closed, or has a request")
         self._answer = answer = StreamedAnswer(self)
         self._keeps, self._is_head = keeps, is_head
-        self._has_head = self._is_whole = self._until_end = self.heard = False
+        self._has_head = self._is_whole = self._until_end = self.has_received = False
         self._headers, self._spare, self._refusal = [], 0, ""
         if isinstance(body, bytes):
             self._transport.write(head + body)
@@ -143,7 +143,7 @@ class ClientConnection(asyncio.Protocol):
         if answer is None:
             self.abort()
             return
-        self.heard = True
+        self.has_received = True
         self._spare += len(data)
         try:
             self._parser.feed_data(data)

@@ -75,7 +75,7 @@ class StreamClient:
         try:
             answer.first = await answer.next()
         except AnswerBroken as error:
-            raise Unreachable(str(error), kept_ended=is_reused and not connection.heard) from error
+            raise Unreachable(str(error), kept_ended=is_reused and not connection.has_received) from error
         except BaseException:  # cancelled
             answer.close()
             raise

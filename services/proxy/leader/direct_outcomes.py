@@ -88,7 +88,6 @@ class DirectOutcomes:
             leader.take([Entry(OUTCOMES.name, "", outcome, -1)], ticks=False)
             if was_answered:  # its units are free, and nothing is written
                 self.stored(outcome.action)
-
         while len(self._handled) > REMEMBERED:
             del self._handled[next(iter(self._handled))]
 

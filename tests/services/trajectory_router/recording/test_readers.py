@@ -6,11 +6,13 @@ the answer that the client gets, so a field that is not removed, or removed in e
 
 from __future__ import annotations
 
+import asyncio
 from copy import deepcopy
 from typing import Any
 
 import pytest
 
+from services.trajectory_router.recording import llamacpp
 from services.trajectory_router.recording.formats import reader_of
 from services.trajectory_router.recording.reader import Fields, Sampled, TokenReader
 from shared.runtime.http_streams import open_streams
@@ -342,3 +344,39 @@ async def test_answers_of_another_form_are_no_error_of_ours(engine: str, event: 
     one.take(deepcopy(event))
     async with open_streams(connect_s=1.0) as engines:
         assert not any(choice.ids for choice in (await one.sampled(engines, "http://127.0.0.1:9")).choices.values())
+
+
+@pytest.mark.parametrize("answer", ["none", "endless", "deep"])
+async def test_a_prompt_whose_ids_do_not_come_is_recorded_without_them(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp is asked for them after the answer; the record waits for that."""
+    monkeypatch.setattr(llamacpp, "ASKED_S", 0.1 if answer == "none" else 3600.0)
+    monkeypatch.setattr(llamacpp, "MOST_BYTES", 1 << 20)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            if answer != "none":
+                writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            if answer == "deep":
+                writer.write(b"[" * 200_000)
+            while answer == "endless":
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+            if answer == "none":
+                await reader.read()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+            ended.set()
+
+    ended = asyncio.Event()
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(20):
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with open_streams(connect_s=1.0) as engines:
+            one = reader_of("llamacpp", "/v1/completions", {"model": "m", "prompt": "x"})
+            assert not isinstance(one, str)
+            assert (await one.sampled(engines, url)).prompt is None
+        await ended.wait()

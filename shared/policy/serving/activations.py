@@ -25,7 +25,7 @@ from shared.policy.serving.evictions import (
     SleepingEngine,
     choose_levels,
     choose_victims,
-    freed_gb,
+    shared_gpus,
 )
 from shared.policy.serving.holder_queue import HolderQueue
 from shared.policy.serving.instance import Activation, EngineInstance
@@ -59,12 +59,15 @@ class Activations:
             if not one.activation.room and not self._state.steps_near(one):
                 self._proceed(one, now)
         elif one.ready:
-            if one.waiting and len(one.running) < one.spec.concurrency and self._may_use(one, now):
+            has_room = one.waiting and len(one.running) < one.spec.concurrency
+            if has_room and self._may_use(one, self._state.overlapping(one), now):
                 self._queue.admit(one, now)
         elif one.suspect:
             return  # until its holders have ended
-        elif (one.waiting or one.probing) and not self._state.bad_reason(one.id) and self._may_use(one, now):
-            self._begin(one, now)
+        elif (one.waiting or one.probing) and not self._state.bad_reason(one.id):
+            others = self._state.overlapping(one)
+            if self._may_use(one, others, now):
+                self._begin(one, others, now)
 
     def ahead(self, one: EngineInstance, others: list[EngineInstance], now: float) -> EngineInstance | None:
         """Return the other instance whose overdue holder goes first; None if there is none, or this one is first."""
@@ -77,16 +80,15 @@ class Activations:
                 overdue, found = oldest, other
         return found
 
-    def _may_use(self, one: EngineInstance, now: float) -> bool:
+    def _may_use(self, one: EngineInstance, others: list[EngineInstance], now: float) -> bool:
         """Return whether no other instance uses a GPU of the chunk, changes on it, or goes first."""
-        others = self._state.overlapping(one)
         for other in others:
             if other.running or other.step is not None or other.activation is not None or other.state == "unknown":
                 return False
         return self.ahead(one, others, now) is None
 
-    def _begin(self, one: EngineInstance, now: float) -> None:
-        plan = self._plan(one, now)
+    def _begin(self, one: EngineInstance, others: list[EngineInstance], now: float) -> None:
+        plan = self._plan(one, others, now)
         if plan is None:
             self._refuse_impossible(one, now)
         elif one.waiting or not plan.levels:  # a probe alone evicts nothing
@@ -97,7 +99,8 @@ class Activations:
     def _proceed(self, one: EngineInstance, now: float) -> None:
         """Go on when all evictions of the last plan have ended."""
         half = one.claim != one.place  # a restore ran out of memory, and is tried again
-        plan = self._plan(one, now) if one.waiting or one.probing or half else None
+        goes_on = one.waiting or one.probing or half
+        plan = self._plan(one, self._state.overlapping(one), now) if goes_on else None
         if plan is None or (plan.levels and not one.waiting):
             one.activation = None
             if one.place != "awake":
@@ -144,14 +147,13 @@ class Activations:
 
     # ---- room ----------------------------------------------------------------------------------------------------
 
-    def _plan(self, one: EngineInstance, now: float) -> EvictionPlan | None:
+    def _plan(self, one: EngineInstance, others: list[EngineInstance], now: float) -> EvictionPlan | None:
         """Evictions after which the memory is enough; None if those that are possible now are not.
 
         Also O(instances of the node with something to do); if awake ones are not enough, O(sleepers on the GPUs); if
         host memory lacks, O(sleepers of the node). To that comes the search of `choose_levels`.
         """
         state = self._state
-        others = state.overlapping(one)
         needs = self._needs(one, others)
         if max(needs) <= ROUNDING:
             return EvictionPlan(())
@@ -206,13 +208,13 @@ class Activations:
         self, needs: Sequence[float], idle: Sequence[EngineInstance], one: EngineInstance
     ) -> list[Candidate] | None:
         """Return the victims among idle instances, with the levels to which each can be evicted."""
-        chosen = choose_victims(needs, [freed_gb(other.id.chunk, one.id.chunk, other.device_gb) for other in idle])
-        if chosen is None:
-            return None
-        return [self._candidate(idle[at], one) for at in chosen]
+        wanted = one.id.chunk
+        frees = [(shared_gpus(other.id.chunk, wanted), other.device_gb) for other in idle]
+        chosen = choose_victims(needs, frees)
+        return None if chosen is None else [self._candidate(idle[at], frees[at][0]) for at in chosen]
 
-    def _candidate(self, other: EngineInstance, one: EngineInstance) -> Candidate:
-        return Candidate(other.id, tuple(self._options(other, one)))
+    def _candidate(self, other: EngineInstance, gpus: range) -> Candidate:
+        return Candidate(other.id, gpus, tuple(self._options(other)))
 
     def _busy_beside(self, one: EngineInstance) -> int:
         """Return the GPUs on which others have a step or an activation, as bits. O(instances with something to do)."""
@@ -230,19 +232,17 @@ class Activations:
             return False
         return not other.mask & busy
 
-    def _options(self, other: EngineInstance, one: EngineInstance) -> list[LevelOption]:
-        times = self._state.times
-        awake, device_gb = other.place == "awake", other.device_gb
-        levels: tuple[Level, ...] = other.spec.levels if awake else ()
-        options = []
-        for level in levels if "cold" in levels else (*levels, "cold"):
-            freed = device_gb - (0.0 if level == "cold" else other.spec.asleep_gb.get(level, 0.0))
-            if awake:
-                cost_s = times.evict_s(other.id, level) + times.restore_s(other.id, level)
-            else:
-                cost_s = self._stop_cost_s(other)
-            host_gb = 0.0 if level == "cold" else other.spec.host_gb.get(level, 0.0)
-            options.append(LevelOption(level, cost_s, freed_gb(other.id.chunk, one.id.chunk, freed), host_gb))
+    def _options(self, other: EngineInstance) -> list[LevelOption]:
+        name, device_gb, spec = other.id, other.device_gb, other.spec
+        if other.place != "awake":
+            return [LevelOption("cold", self._stop_cost_s(other), device_gb)]
+        evict_s, restore_s = self._state.times.evict_s, self._state.times.restore_s
+        options = [LevelOption("cold", evict_s(name, "cold") + restore_s(name, "cold"), device_gb)]
+        for level in spec.levels:
+            if level != "cold":
+                asleep_gb, host_gb = spec.asleep_gb.get(level, 0.0), spec.host_gb.get(level, 0.0)
+                cost_s = evict_s(name, level) + restore_s(name, level)
+                options.append(LevelOption(level, cost_s, device_gb - asleep_gb, host_gb))
         return options
 
     def _sleepers(self, one: EngineInstance) -> list[SleepingEngine]:
@@ -316,7 +316,7 @@ class Activations:
             other.room_for = one.id
         if not dead:
             idle = self._awake(one, others, now, overdue=True) or self._idle(one, others, now, overdue=True)
-            candidates = [self._candidate(other, one) for other in idle[:1]]
+            candidates = [self._candidate(other, shared_gpus(other.id.chunk, one.id.chunk)) for other in idle[:1]]
             if one.activation.oom or not candidates or not one.waiting:
                 self._engines.quarantine(one, what, now)
                 return

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from operator import sub
 from typing import Final, NamedTuple
 
 from shared.policy.model.chunks import Chunk
@@ -33,8 +32,8 @@ class LevelOption(NamedTuple):
     level: Level
     cost_s: float
     """Evict time + time of the next restore, compared with leaving it as it is."""
-    frees_gb: tuple[float, ...]
-    """Device memory by GPU of the wanted chunk."""
+    frees_gb: float
+    """Device memory on each GPU of the victim."""
     host_gb: float = 0.0
     """Host memory that it uses afterwards."""
 
@@ -43,6 +42,8 @@ class Candidate(NamedTuple):
     """Instance that can be evicted."""
 
     instance: InstanceId
+    gpus: range
+    """Its GPUs that the wanted chunk has too, by their places there."""
     options: tuple[LevelOption, ...]
     """`cold` is one of them: it frees the most on each GPU, and uses no host memory."""
 
@@ -71,31 +72,34 @@ class EvictionPlan(NamedTuple):
     """Host memory that the victims use afterwards."""
 
 
-def freed_gb(chunk: Chunk, wanted: Chunk, gb: float) -> tuple[float, ...]:
-    """Return what an engine frees on each GPU of the wanted chunk, if it frees so much on each GPU of its own."""
-    if chunk.size >= wanted.size:  # aligned chunks: one of them has all of the other
-        return (gb,) * wanted.size
-    before = chunk.first - wanted.first
-    return (0.0,) * before + (gb,) * chunk.size + (0.0,) * (wanted.size - before - chunk.size)
+def shared_gpus(chunk: Chunk, wanted: Chunk) -> range:
+    """Return the GPUs that two chunks share, by their places in the second one."""
+    begin = chunk.first - wanted.first
+    return range(max(begin, 0), min(begin + chunk.size, wanted.size))
 
 
-def choose_victims(needs_gb: Sequence[float], frees_gb: Sequence[Sequence[float]]) -> list[int] | None:
+def choose_victims(needs_gb: Sequence[float], frees: Sequence[tuple[range, float]]) -> list[int] | None:
     """Return the victims that free `needs_gb` on each GPU, by their places; None if all candidates together do not.
 
     Args:
         needs_gb: memory to free by GPU of the wanted chunk; not positive: none.
-        frees_gb: what each candidate frees there when it is cold, in the order in which they are given up.
+        frees: by candidate, in the order in which they are given up, its GPUs as in `Candidate`, and the memory that it
+            frees on each of them when it is cold.
 
-    O(candidates x GPUs).
+    O(GPUs + GPUs of the candidates).
     """
-    spare = [sum(freed) - need for need, *freed in zip(needs_gb, *frees_gb, strict=True)]
+    spare = [-need for need in needs_gb]
+    for gpus, gb in frees:
+        for gpu in gpus:
+            spare[gpu] += gb
     if min(spare, default=0.0) < -ROUNDING:
         return None
     chosen = []
-    for at in range(len(frees_gb) - 1, -1, -1):
-        without = list(map(sub, spare, frees_gb[at]))
-        if min(without, default=0.0) >= -ROUNDING:
-            spare = without
+    for at in range(len(frees) - 1, -1, -1):
+        gpus, gb = frees[at]
+        begin, end = gpus.start, gpus.stop
+        if min(spare[begin:end], default=gb) - gb >= -ROUNDING:
+            spare[begin:end] = [one - gb for one in spare[begin:end]]
         else:
             chosen.append(at)
     return chosen[::-1]
@@ -154,23 +158,19 @@ def _cheapest(
     The cheapest level of each victim is the answer if these free enough and fit. Otherwise a depth-first search with
     bounds finds it.
     """
-    options = [sorted(victim.options, key=_by_cost) for victim in victims]
-    first = [of_victim[0] for of_victim in options]
+    first = [min(victim.options, key=_by_cost) for victim in victims]
     used_gb = sum(option.host_gb for option in first)
-    freed_gb = [sum(freed) for freed in zip(*(option.frees_gb for option in first), strict=True)] or [0.0] * len(
-        needs_gb
-    )
-    if used_gb <= host_gb + ROUNDING and all(map(_enough, needs_gb, freed_gb)):
+    left_gb = list(needs_gb)
+    for victim, option in zip(victims, first, strict=True):
+        for gpu in victim.gpus:
+            left_gb[gpu] -= option.frees_gb
+    if used_gb <= host_gb + ROUNDING and max(left_gb, default=0.0) <= ROUNDING:
         return sum(option.cost_s for option in first), [option.level for option in first], used_gb
-    return _searched(needs_gb, victims, options, host_gb)
+    return _searched(needs_gb, victims, [sorted(victim.options, key=_by_cost) for victim in victims], host_gb)
 
 
 def _by_cost(option: LevelOption) -> tuple[float, Level]:
     return option.cost_s, option.level
-
-
-def _enough(need_gb: float, freed_gb: float) -> bool:
-    return need_gb <= freed_gb + ROUNDING
 
 
 def _searched(
@@ -180,7 +180,7 @@ def _searched(
     most = [tuple(0.0 for _ in needs_gb)]
     for victim, of_victim in zip(reversed(victims), reversed(options), strict=True):
         rest_s.append(rest_s[-1] + of_victim[0].cost_s)
-        most.append(tuple(a + b for a, b in zip(most[-1], victim.cold.frees_gb, strict=True)))
+        most.append(_changed(most[-1], victim.gpus, victim.cold.frees_gb))
     rest_s.reverse()
     most.reverse()
     best_s, best, best_gb = inf, tuple[Level, ...](), 0.0
@@ -195,7 +195,7 @@ def _searched(
             continue
         for option in reversed(options[number]):
             visited += 1
-            left = tuple(need - freed for need, freed in zip(needs, option.frees_gb, strict=True))
+            left = _changed(needs, victims[number].gpus, -option.frees_gb)
             possible = all(need <= later + ROUNDING for need, later in zip(left, most[number + 1], strict=True))
             more_gb = used_gb + option.host_gb
             if possible and more_gb <= host_gb + ROUNDING:
@@ -203,3 +203,7 @@ def _searched(
     if best_s == inf:  # the search was cut short
         return sum(victim.cold.cost_s for victim in victims), ["cold" for _ in victims], 0.0
     return best_s, best, best_gb
+
+
+def _changed(by_gpu: tuple[float, ...], gpus: range, change: float) -> tuple[float, ...]:
+    return tuple(gb + change if gpu in gpus else gb for gpu, gb in enumerate(by_gpu))

@@ -74,8 +74,8 @@ class NodeState:
         name = one.id
         self.agenda[name] = one
         self.changed |= one.mask
-        self.resting.remove(one)
         if name not in self.moving:
+            self.resting.remove(one)
             self.moving[name] = one
             for gpu in one.gpus:
                 self.gpus[gpu][name] = one
@@ -102,6 +102,8 @@ class NodeState:
 
     def overlapping(self, one: EngineInstance) -> list[EngineInstance]:
         """Other active instances that share a GPU and are not at rest. O(those)."""
+        if len(one.gpus) == len(self.gpus):
+            return [other for other in self.moving.values() if other is not one]
         first, *more = one.gpus
         found = [other for other in self.gpus[first].values() if other is not one]
         for gpu in more:  # each is found on the GPU where it begins, or on the first one if it begins before that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import product
 from math import inf
 
@@ -34,16 +35,16 @@ def name(number: int) -> InstanceId:
 def candidates(draw: st.DrawFn) -> list[Candidate]:
     found = []
     for number in range(draw(st.integers(0, 4))):
-        frees = tuple(float(draw(st.integers(0, 6))) for _ in range(GPUS))
+        begin = draw(st.integers(0, GPUS - 1))
+        gpus, frees = range(begin, draw(st.integers(begin + 1, GPUS))), float(draw(st.integers(0, 6)))
         options = [LevelOption("cold", float(draw(st.integers(0, 20))), frees)]
         for level in ASLEEP:
             if draw(st.booleans()):
-                less = float(draw(st.integers(0, 3)))
-                kept = tuple(max(0.0, have - less) for have in frees)
+                kept = max(0.0, frees - float(draw(st.integers(0, 3))))
                 options.append(
                     LevelOption(level, float(draw(st.integers(0, 20))), kept, float(draw(st.integers(0, 5))))
                 )
-        found.append(Candidate(name(number), tuple(options)))
+        found.append(Candidate(name(number), gpus, tuple(options)))
     return found
 
 
@@ -54,19 +55,25 @@ SLEEPERS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), max_size=3)
 
 
 def chosen(needs: tuple[float, ...], offered: list[Candidate]) -> list[Candidate] | None:
-    places = choose_victims(needs, [one.cold.frees_gb for one in offered])
+    places = choose_victims(needs, [(one.gpus, one.cold.frees_gb) for one in offered])
     return None if places is None else [offered[at] for at in places]
 
 
-def enough(needs: tuple[float, ...], freed: list[tuple[float, ...]]) -> bool:
-    return all(sum(one[gpu] for one in freed) >= need for gpu, need in enumerate(needs))
+def enough(needs: tuple[float, ...], victims: Sequence[Candidate], options: Iterable[LevelOption]) -> bool:
+    freed = list(zip(victims, options, strict=True))
+    by_gpu = [sum(option.frees_gb for victim, option in freed if gpu in victim.gpus) for gpu in range(GPUS)]
+    return all(freed_gb >= need for freed_gb, need in zip(by_gpu, needs, strict=True))
 
 
 @settings(max_examples=400)
 @given(NEEDS, candidates())
 def test_victims_are_those_of_brute_force(needs: tuple[float, ...], offered: list[Candidate]) -> None:
     subsets = [[number for number in range(len(offered)) if mask >> number & 1] for mask in range(2 ** len(offered))]
-    fitting = [subset for subset in subsets if enough(needs, [offered[number].cold.frees_gb for number in subset])]
+    fitting = []
+    for subset in subsets:
+        of_subset = [offered[number] for number in subset]
+        if enough(needs, of_subset, [one.cold for one in of_subset]):
+            fitting.append(subset)
     victims = chosen(needs, offered)
     if not fitting:
         assert victims is None
@@ -85,7 +92,7 @@ def test_levels_cost_what_brute_force_costs(
         return
     least_s = inf
     for options in product(*[victim.options for victim in victims]):
-        if not enough(needs, [option.frees_gb for option in options]):
+        if not enough(needs, victims, options):
             continue
         for count in range(len(sleepers) + 1):
             if sum(option.host_gb for option in options) <= host_gb + sum(one.host_gb for one in sleepers[:count]):
@@ -111,7 +118,7 @@ def check(
     ]
     stopped = sleepers[: len(plan.stopped)]
     assert plan.stopped == tuple(sleeper.instance for sleeper in stopped)
-    assert enough(needs, [option.frees_gb for option in options])
+    assert enough(needs, victims, options)
     assert sum(option.host_gb for option in options) <= host_gb + sum(sleeper.host_gb for sleeper in stopped)
     assert plan.cost_s == sum(option.cost_s for option in options) + sum(sleeper.cost_s for sleeper in stopped)
     assert plan.host_gb == sum(option.host_gb for option in options)
@@ -122,10 +129,11 @@ def test_a_search_that_is_cut_short_still_frees_enough() -> None:
     victims = [
         Candidate(
             name(number),
+            range(GPUS),
             (
-                LevelOption("cold", 60.0 + number, (6.0, 6.0)),
-                LevelOption("asleep1", 1.0 + number % 3, (6.0, 6.0), 5.0 + number % 4),
-                LevelOption("asleep2", 7.0, (5.0, 5.0), 1.5),
+                LevelOption("cold", 60.0 + number, 6.0),
+                LevelOption("asleep1", 1.0 + number % 3, 6.0, 5.0 + number % 4),
+                LevelOption("asleep2", 7.0, 5.0, 1.5),
             ),
         )
         for number in range(20)
@@ -135,9 +143,7 @@ def test_a_search_that_is_cut_short_still_frees_enough() -> None:
 
 
 def test_an_old_sleeper_is_stopped_if_that_is_cheaper() -> None:
-    victim = Candidate(
-        name(0), (LevelOption("cold", 60.0, (10.0, 0.0)), LevelOption("asleep1", 4.0, (10.0, 0.0), 10.0))
-    )
+    victim = Candidate(name(0), range(1), (LevelOption("cold", 60.0, 10.0), LevelOption("asleep1", 4.0, 10.0, 10.0)))
     cheap, dear = SleepingEngine(name(1), 10.0, 20.0), SleepingEngine(name(1), 10.0, 70.0)
     asleep = EvictionPlan(((name(0), "asleep1"),), (name(1),), 24.0, 10.0)
     assert choose_levels((8.0, 0.0), [victim], 5.0, [cheap]) == asleep

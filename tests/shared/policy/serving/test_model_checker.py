@@ -97,8 +97,8 @@ def test_every_interleaving_keeps_the_laws(case: Case) -> None:
 
 def test_a_broken_law_is_found_with_the_moves_that_lead_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here an instance is used beside the holders of another one."""
-    monkeypatch.setattr(Activations, "_may_use", lambda _self, _one, _now: True)
-    with pytest.raises(AssertionError, match=r"after:\n  start\n  h\d wants"):
+    monkeypatch.setattr(Activations, "_may_use", lambda _self, _one, _others, _now: True)
+    with pytest.raises(AssertionError, match=r"(?s)^AssertionError: .*after:\n  start\n  h\d wants"):
         explore(CASES["two services on one GPU"], 60_000)
 
 
@@ -110,5 +110,5 @@ def test_a_holder_that_waits_for_a_load_that_yields_is_found(monkeypatch: pytest
 
 def test_a_dead_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here one instance never becomes resident."""
-    monkeypatch.setattr(Activations, "_begin", lambda _self, one, _now: None if one.id == B0 else one)
+    monkeypatch.setattr(Activations, "_begin", lambda _self, one, _others, _now: None if one.id == B0 else one)
     assert explore(CASES["two services on one GPU"], 60_000).dead_ends

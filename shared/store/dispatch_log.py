@@ -32,7 +32,7 @@ from shared.policy.resources.resource import Specs
 from shared.runtime.validation import UNREADABLE
 
 KINDS: Final[Mapping[str, type[Stimulus]]] = {kind.__name__: kind for kind in get_args(Stimulus)}
-VERSION: Final = 12
+VERSION: Final = 13
 """Version of the log. Raise it with any change of `DispatchConfig`, of a stimulus, of a command or of the state."""
 NAME: Final = "dispatch"
 """Prefix of the files' names."""

@@ -21,11 +21,10 @@ Laws:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
@@ -36,9 +35,10 @@ from shared.policy.elastic.engine_plan import MOST_PLANNED, EnginePlan, Plannabl
 from shared.policy.elastic.scheduling import Scalable, price
 from shared.policy.model.chunks import SIZES
 from shared.policy.resources.chunks import Chunks
-from shared.policy.resources.engine_records import ROW_COLUMNS, EngineRecords, Floats, number_of
+from shared.policy.resources.engine_records import ROW_COLUMNS, EngineRecords, floats, number_of
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Lane, Pool
+from shared.policy.resources.resource import Use
 from shared.policy.resources.restore_credits import NO_CREDITS
 
 MOST_GPUS: Final = 16
@@ -58,29 +58,27 @@ class LanePlan:
     """Action that was placed first, before all others; empty: several were placed together."""
     _calls: dict[str, PlannableCall] = field(default_factory=dict)
     """By action."""
-    _rows: dict[str, Floats] = field(default_factory=dict)
+    _rows: dict[str, list[bytes]] = field(default_factory=dict)
     """Service -> its rows, by node."""
 
     def call(self, action: ActionState, scaled: Scalable, cluster: ClusterState) -> PlannableCall:
         """Return what the plan needs to know of an action."""
-        name = action.request.id
+        name, work = action.request.id, action.work
         if name in self._calls:
             return self._calls[name]
         seconds = dict(zip(scaled.amounts, scaled.durations_s.tolist(), strict=True))
-        lasts_s = np.array([seconds.get(size, np.inf) for size in SIZES])
-        service, others = action.work.service, {**action.work.units}
+        lasts_s = [seconds.get(size, math.inf) for size in SIZES]
+        service, kind, others = work.service, work.kind, {**work.units}
         del others[action.resource]
         rows = self._rows.get(service)
         if rows is None:
-            found = [node.resources[action.resource].service_row(service) for node in self.nodes]
-            flat = np.concatenate(found) if found else np.empty(0)  # of rows: np.array is slower
-            rows = self._rows[service] = flat.reshape(len(found), len(SIZES), ROW_COLUMNS)
-        kind = action.work.kind
+            rows = [node.resources[action.resource].service_row(service) for node in self.nodes]
+            self._rows[service] = rows
         accepted = [node.accepts(name, kind) and (not others or node.has_free(others)) for node in self.nodes]
-        pool = cluster.queues.pool(action.work.pool)
+        pool = cluster.queues.pool(work.pool)
         sharers = pool.services.get(service, 1) or 1
         credits_s = pool.restore_credits.of(service) if cluster.elastic.rule == "priced" else NO_CREDITS
-        made = PlannableCall(number_of(service), lasts_s, rows, np.array(accepted, np.bool_), sharers, credits_s)
+        made = PlannableCall(number_of(service), lasts_s, rows, accepted, sharers, credits_s)
         self._calls[name] = made
         return made
 
@@ -127,15 +125,15 @@ class EngineChoice:
             yield from places(self.cluster, pool, lane, action, self.now)
             return
         nodes, reserves = self.cluster.nodes.of(pool, lane), self._reserves(lane, action)
-        some_free = reserves or self._some_free(nodes, action, scaled)
-        if not some_free and not self._could_begin(nodes, action, scaled):
+        could_begin = self._could_begin(nodes, action, scaled)
+        if not (reserves or could_begin or self._some_free(nodes, action, scaled)):
             self.full.add(_shape(pool, lane, action))
             return
         lane_plan, place = self._placed(pool, lane, action, scaled)
         if place is not None and place.begin_s > 0.0:
             if reserves:
                 self._reserve(pool, lane, action, lane_plan.nodes[place.node], place.begin_s)
-            if reserves or self._could_begin(nodes, action, scaled):
+            if reserves or could_begin:
                 self.waiting.add(action.request.id)
             return
         tried = list[int]()
@@ -147,8 +145,7 @@ class EngineChoice:
             self._plans.pop((pool.name, lane.name), None)  # it does not know of a grant on another node
             tried.append(place.node)
             call = lane_plan.call(action, scaled, self.cluster)
-            accepted = call.accepted.copy()
-            accepted[tried] = False
+            accepted = [one and node not in tried for node, one in enumerate(call.accepted)]
             place = lane_plan.plan.now_on(call._replace(accepted=accepted), lane_plan.price)
 
     def is_full(self, pool: Pool, lane: Lane, action: ActionState) -> bool:
@@ -161,10 +158,11 @@ class EngineChoice:
         if scaled is None or not action.reported or self.cluster.elastic.rule != "priced":
             return
         resource, size, costs = node.resources[action.resource], action.granted_units, dict[int, float]()
-        rows = dict(zip(SIZES, resource.service_row(service).tolist(), strict=True))
+        row = floats((resource.service_row(service),)).tolist()
         for other, seconds in zip(scaled.amounts, scaled.durations_s.tolist(), strict=True):
-            if (row := rows.get(other)) is not None and row[of.ROW_SERVED]:
-                costs[other] = seconds * (1.0 + self._planned_price * other / max(1.0, row[of.ROW_SLOTS]))
+            at = SIZES.index(other) * ROW_COLUMNS if other in SIZES else 0
+            if other in SIZES and row[at + of.ROW_SERVED]:
+                costs[other] = seconds * (1.0 + self._planned_price * other / max(1.0, row[at + of.ROW_SLOTS]))
         restores = bool(resource.restores_on(size, action.use()))
         self.cluster.queues.pool(action.work.pool).restore_credits.granted(service, costs, size, restores=restores)
 
@@ -245,7 +243,7 @@ class EngineChoice:
         if place is None or place.begin_s > 0.0:
             return True
         units = {**action.work.units, action.resource: place.size}
-        return known.nodes[place.node].has_free(units, action.use()._replace(numbers=place.numbers))
+        return known.nodes[place.node].has_free(units, Use(action.work.service, 0.0, place.numbers))
 
     def _first(
         self, pool: Pool, lane: Lane, action: ActionState, scaled: Scalable

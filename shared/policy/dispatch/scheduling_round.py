@@ -188,8 +188,8 @@ class SchedulingRound:
         if action.scales:
             action.units = action.work.units  # decided anew each time
         of_engine = action.scales and bool(action.work.service)
-        ranked = places(self.cluster, pool, lane, action, self.now, waits)
-        for node in self.engines.places(pool, lane, action) if of_engine else ranked:
+        of_engines = self.engines.places(pool, lane, action) if of_engine else None
+        for node in of_engines or places(self.cluster, pool, lane, action, self.now, waits):
             if action.work.service and self.swaps.too_early(node, action):
                 continue
             if not (

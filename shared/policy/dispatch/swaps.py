@@ -92,6 +92,8 @@ class Swaps:
         services = self.cluster.queues.pool(action.work.pool).services
         planned = self.cluster.elastic.rule is not None and self.cluster.durations.scalable(action) is not None
         waiting = services.keys() if planned or services.get(own, 0) > 1 else services.keys() - {own}
-        swap_s = resource.begins_s(action.granted_units, use) - use.now
-        shortest_s, evicted = self.cluster.swap_wait_s, resource.evicts(action.granted_units, use, waiting)
+        evicted = list(resource.evicts(action.granted_units, use, waiting))
+        if not evicted:
+            return False
+        shortest_s, swap_s = self.cluster.swap_wait_s, resource.begins_s(action.granted_units, use) - use.now
         return any(since_s > self.now - turn_s(shortest_s, swap_s, paid_s) for _, since_s, paid_s in evicted)

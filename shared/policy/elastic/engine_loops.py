@@ -14,23 +14,25 @@ from shared.policy.elastic import engine_states as of
 from shared.policy.model.compiling import compiled
 from shared.policy.resources.engine_records import MOST_SLOTS, ROW_COLUMNS
 
-STATES: Final = "9d145dd7692394b1"
+STATES: Final = "fd0ce9ff848eda06"
 """Digest of `engine_states.py`; a test computes it."""
 MOST_OPTIONS: Final = 24
 """Most places that are tried for the next call of a plan."""
-_ZERO, _TRUE = np.int64(0), np.bool_(True)
+_ZERO, _TRUE, _FALSE = np.int64(0), np.bool_(True), np.bool_(False)
 """Of one type with computed ones: numba compiles a function once more for a literal."""
 _SAME_S: Final = 1e-9
 
 
 @compiled
-def first_place(now, counts, values, service, lasts_s, rows, accepted, sharers, credits_s, price, table):  # type: ignore[no-untyped-def]
+def first_place(now, gpus, engines, nodes, values, service, sharers, price, table):  # type: ignore[no-untyped-def]
     """Write the place where a call costs least if nothing else is planned. Returns 1; 0: it has none.
 
     Costs half as much as a new plan and `append`, because Python neither makes nor passes the arrays of a state.
-    `counts` and `values` as for `engine_states.begin`.
+    `gpus` and `engines` are those of all nodes. `values` as for `engine_states.begin`; behind them the rows of the
+    service by node, and what lasts, credits and nodes the call has.
     """
-    nodes, gpus, engines = len(counts), counts[:, of.GPUS].sum(), counts[:, of.ENGINES].sum()
+    own_at = len(values) - nodes - 8
+    rows_at = own_at - nodes * 4 * ROW_COLUMNS
     layout = of.Layout(np.empty(nodes + 1, np.int64), np.empty(nodes + 1, np.int64), np.empty((2, gpus)), np.empty(8))
     plan = of.EngineColumns(np.empty((4, engines), np.int64), np.empty((2, engines)))
     states = of.States(
@@ -41,14 +43,14 @@ def first_place(now, counts, values, service, lasts_s, rows, accepted, sharers, 
         np.empty((1, engines, MOST_SLOTS)),
         np.empty((1, nodes), np.int64),
     )
-    of.begin(now, counts, values, layout, plan, states)
+    of.begin(now, values, layout, plan, states)
     calls = of.Calls(
         np.full(1, service),
-        lasts_s.reshape((1, 4)),
-        rows.reshape((1, nodes, 4, ROW_COLUMNS)),
-        accepted.reshape((1, nodes)),
+        values[own_at : own_at + 4].reshape((1, 4)),
+        values[rows_at:own_at].reshape((1, nodes, 4, ROW_COLUMNS)),
+        values[own_at + 8 :].reshape((1, nodes)),
         np.full(1, float(sharers)),
-        credits_s.reshape((1, 4)),
+        values[own_at + 4 : own_at + 8].reshape((1, 4)),
         np.zeros(1, np.int64),
     )
     return least(layout, plan, states, calls, _ZERO, price, np.inf, table)
@@ -68,19 +70,12 @@ def append(layout, plan, states, calls, added, price, table):  # type: ignore[no
 @compiled
 def least(layout, plan, states, calls, added, price, latest_s, table):  # type: ignore[no-untyped-def]
     """Write the place of the first call that costs least, of those that begin by `latest_s`, into a table of one."""
-    wanted, most_s = np.empty(0, np.int64), np.inf
-    for engine in range(layout.engine_firsts[-1] + added):  # places without a restore bound the others
-        node, first, size = plan.numbers[of.NODE, engine], plan.numbers[of.FIRST, engine], plan.numbers[of.SIZE, engine]
-        if states.resident[0, engine] and plan.numbers[of.SERVICE, engine] == calls.service[0]:
-            at = (1 if size > 1 else 0) + (1 if size > 2 else 0) + (1 if size > 4 else 0)
-            if of.shortest_s(calls, _ZERO, node, at, _TRUE, price) < np.inf:
-                cost_s, begin_s, _, _, _ = _place(
-                    layout, plan, states, calls, _ZERO, added, _ZERO, node, at, first, _TRUE, price, wanted, most_s
-                )
-                if begin_s <= latest_s:
-                    most_s = min(most_s, cost_s + _SAME_S)
+    wanted, bounds = np.empty(0, np.int64), (0.0, latest_s, 0.0, 0.0, np.inf)
+    most_s = np.inf
+    if _expand(layout, plan, states, calls, _ZERO, added, _ZERO, price, wanted, bounds, _TRUE, table, _ZERO):
+        most_s = table[0, of.BOUND_S] + _SAME_S  # places without a restore bound the others
     bounds = (0.0, latest_s, 0.0, 0.0, most_s)
-    return _expand(layout, plan, states, calls, _ZERO, added, _ZERO, price, wanted, bounds, table, _ZERO)
+    return _expand(layout, plan, states, calls, _ZERO, added, _ZERO, price, wanted, bounds, _FALSE, table, _ZERO)
 
 
 @compiled
@@ -115,8 +110,8 @@ def search(layout, plan, states, calls, added, price, most, found):  # type: ign
                 if first == call and not placed[call]:
                     bounds = (begins_s - _SAME_S, np.inf, rest_s - shortest_s[call], count - depth - 1.0, best_s)
                     sizes[depth] = _expand(
-                        layout, plan, states, calls, depth, added + depth, call, price, wanted, bounds, tables[depth],
-                        sizes[depth],
+                        layout, plan, states, calls, depth, added + depth, call, price, wanted, bounds, _FALSE,
+                        tables[depth], sizes[depth],
                     )  # fmt: skip
                     evaluated += places
         at = following[depth]
@@ -147,38 +142,114 @@ def search(layout, plan, states, calls, added, price, most, found):  # type: ign
 
 
 @compiled
-def _expand(  # type: ignore[no-untyped-def]
-    layout, plan, states, calls, depth, added, call, price, wanted, bounds, table, size
+def _expand(  # type: ignore[no-untyped-def]  # noqa: C901
+    layout, plan, states, calls, depth, added, call, price, wanted, bounds, resident, table, size
 ):
-    """Insert the places of a call into a table of options, as far as it has room. Returns its new size."""
+    """Insert the places of a call into a table of options, as far as it has room. Returns its new size.
+
+    `resident`: only places where its engine is resident. Among equal costs, a busy engine is joined; then the smallest
+    free block is split; then waiting calls keep their engines; then nothing is restored, or loaded, or evicted.
+
+    A function of its own for one place would cost as much as all of this: numba counts references to each array that a
+    function gets, if that has several ways to return.
+    """
     earliest_s, latest_s, rest_s, later, most_s = bounds
+    service, sharers = calls.service[call], calls.sharers[call]
     for node in range(len(layout.gpu_firsts) - 1):
-        if not calls.accepted[call, node]:
+        accepted = calls.accepted[call, node] != 0.0
+        holds = accepted and of.holds(layout, plan, states, depth, added, service, node)
+        if not accepted or (resident and not holds):
             continue
-        capacity = layout.gpu_firsts[node + 1] - layout.gpu_firsts[node]
-        holds = of.holds(layout, plan, states, depth, added, calls.service[call], node)
+        own, past = layout.gpu_firsts[node], layout.gpu_firsts[node + 1]
         for at in range(4):
             shortest_s = of.shortest_s(calls, call, node, at, holds, price)
             if shortest_s == np.inf or shortest_s > most_s - rest_s:
                 continue
-            for first in range(0, capacity - (1 << at) + 1, 1 << at):
+            row, gpus = calls.rows[call, node, at], 1 << at
+            last_s, credit_s, each_s = calls.lasts_s[call, at], calls.credits_s[call, at], 1.0 + price * gpus / sharers
+            slots, unusable = max(1.0, row[of.ROW_SLOTS]), np.int64(row[of.ROW_UNUSABLE])
+            for first in range(0, past - own - gpus + 1, gpus):
+                engine = -1
+                if holds:
+                    engine = of.resident_at(layout, plan, states, depth, added, service, node, first, gpus)
+                if (resident and engine < 0) or (unusable >> (first // gpus)) & 1:
+                    continue
+                begin_s, joins, idle_s = _begin(
+                    states.until_s, states.holder, states.slots_s, depth, engine, states.left[depth, node],
+                    own, past, own + first, gpus,
+                )  # fmt: skip
+                if begin_s == np.inf or begin_s < earliest_s or begin_s > latest_s:
+                    continue
                 if size == len(table):
                     most_s = min(most_s, table[size - 1, of.BOUND_S] + _SAME_S)
                 room_s = most_s - rest_s
-                cost_s, begin_s, preference, used_s, joined = _place(
-                    layout, plan, states, calls, depth, added, call, node, at, first, holds, price, wanted, room_s
-                )
+                count, missed, loads, swap_s, end_s = 0, 0, False, 0.0, begin_s + last_s
+                if engine < 0:
+                    swap_s, loads = of.restore_s(row, first // gpus), not of.sleeps(row, first // gpus)
+                else:
+                    end_s = max(begin_s, states.ready_s[depth, engine]) + last_s
+                share = slots if joins else max(1.0, min(sharers, slots))
+                used_s = price * (idle_s + gpus * last_s / share)
+                cost_s = end_s + max(0.0, swap_s * each_s - credit_s) + used_s
+                if engine < 0 and cost_s <= room_s:  # evictions only add to that
+                    evict_s, count, missed = of.evict(
+                        layout, plan, states, depth, added, node, first, gpus, row[of.ROW_GB], wanted, _FALSE
+                    )
+                    cost_s = end_s + max(0.0, (swap_s + evict_s) * each_s - credit_s) + used_s
                 bound_s = cost_s + rest_s + begin_s * later
-                if cost_s == np.inf or bound_s > most_s or begin_s < earliest_s or begin_s > latest_s:
+                if cost_s > room_s or bound_s > most_s:
                     continue
-                order = (bound_s, float(preference), used_s, -float(states.left[depth, node]))
-                to = _insert(order, table, size)
+                granted_s, preference = -np.inf, min(missed, 7)
+                for gpu in range(own + first, own + first + gpus):
+                    granted_s = max(granted_s, layout.gpus[of.USED_S, gpu])
+                if not joins:
+                    preference += (8 + _level(states.until_s, depth, own, past, first, at)) * 8
+                preference = ((preference * 2 + (engine < 0)) * 2 + loads) * 2 + (count > 0)
+                to = _insert((bound_s, float(preference), granted_s, -float(states.left[depth, node])), table, size)
                 if to < len(table):
                     size = min(size + 1, len(table))
-                    table[to, of.COST_S], table[to, of.BEGIN_S], table[to, of.JOINED] = cost_s, begin_s, joined
+                    table[to, of.COST_S], table[to, of.BEGIN_S] = cost_s, begin_s
+                    table[to, of.JOINED] = engine if joins else -1
                     table[to, of.CALL], table[to, of.PLACED] = call, node
                     table[to, of.DEGREE], table[to, of.CHUNK] = at, first
     return size
+
+
+@compiled
+def _begin(  # type: ignore[no-untyped-def]
+    until_s, holder, slots_s, depth, engine, left, own, past, first, gpus
+):
+    """Return (begin, whether the engine there is joined, GPU-seconds until then in which its GPUs are idle) of a chunk.
+    The begin is infinite if it is never free. `engine`: the resident one of the service; -1: none.
+    """
+    begin_s, joins, free_s, last_s = 0.0, engine >= 0, 0.0, 0.0
+    for gpu in range(first, first + gpus):
+        each_s = until_s[depth, gpu]
+        if engine < 0 or holder[depth, gpu] != engine:
+            begin_s, joins = max(begin_s, each_s), False
+        free_s, last_s = free_s + each_s, max(last_s, each_s)
+    if not joins and begin_s == 0.0 and gpus > left:
+        begin_s = np.inf
+        for gpu in range(own, past):
+            if until_s[depth, gpu] > 0.0:
+                begin_s = min(begin_s, until_s[depth, gpu])
+    if engine >= 0:
+        begin_s = max(begin_s, slots_s[depth, engine, of.first_slot(slots_s, depth, engine)])
+        joins = joins and begin_s < last_s  # else all others have ended
+    return begin_s, joins, 0.0 if joins else begin_s * gpus - free_s
+
+
+@compiled
+def _level(until_s, depth, own, past, first, at):  # type: ignore[no-untyped-def]
+    """Return the size of the free block around a chunk, as its logarithm."""
+    level, is_free = at, True
+    while is_free and level < 3:
+        block, busy_s = own + first - first % (2 << level), 0.0
+        for gpu in range(block, min(block + (2 << level), past)):
+            busy_s += until_s[depth, gpu]
+        is_free = busy_s <= 0.0 and block + (2 << level) <= past
+        level += is_free
+    return level
 
 
 @compiled
@@ -207,71 +278,6 @@ def _is_before(one, other):  # type: ignore[no-untyped-def]
         if one[column] != other[column]:
             return one[column] < other[column]
     return False
-
-
-@compiled
-def _place(  # type: ignore[no-untyped-def]  # noqa: C901
-    layout, plan, states, calls, depth, added, call, node, at, first, holds, price, wanted, most_s
-):
-    """Return (cost, begin, preference among equal costs, time of the last grant, engine that is joined) of a place.
-
-    The cost is infinite if it is none, or costs more than `most_s`. Among equal costs, a busy engine is joined; then
-    the smallest free block is split; then waiting calls keep their engines; then nothing is restored, or loaded, or
-    evicted.
-    """
-    size, row, last_s, none = 1 << at, calls.rows[call, node, at], calls.lasts_s[call, at], (np.inf, 0.0, 0, 0.0, -1)
-    if (np.int64(row[of.ROW_UNUSABLE]) >> (first // size)) & 1:
-        return none
-    engine = -1
-    if holds:
-        engine = of.resident_at(layout, plan, states, depth, added, calls.service[call], node, first, size)
-    own, past, begin_s, used_s = layout.gpu_firsts[node], layout.gpu_firsts[node + 1], 0.0, -np.inf
-    joins, free_s, until_s = engine >= 0, 0.0, 0.0
-    for gpu in range(own + first, own + first + size):
-        if engine < 0 or states.holder[depth, gpu] != engine:
-            begin_s, joins = max(begin_s, states.until_s[depth, gpu]), False
-        free_s, until_s = free_s + states.until_s[depth, gpu], max(until_s, states.until_s[depth, gpu])
-        used_s = max(used_s, layout.gpus[of.USED_S, gpu])
-    if not joins and begin_s == 0.0 and size > states.left[depth, node]:
-        begin_s = np.inf
-        for gpu in range(own, past):
-            if states.until_s[depth, gpu] > 0.0:
-                begin_s = min(begin_s, states.until_s[depth, gpu])
-    if engine >= 0:
-        begin_s = max(begin_s, states.slots_s[depth, engine, of.first_slot(states, depth, engine)])
-        joins = joins and begin_s < until_s  # else all others have ended
-    if begin_s == np.inf:
-        return none
-    idle_s = 0.0 if joins else begin_s * size - free_s
-    slots = max(1.0, row[of.ROW_SLOTS])
-    share = slots if joins else max(1.0, min(calls.sharers[call], slots))
-    swap_s, count, missed, loads = 0.0, 0, 0, False
-    if engine < 0:
-        swap_s = of.restore_s(row, first // size)
-        if begin_s + max(0.0, swap_s - calls.credits_s[call, at]) + last_s > most_s:
-            return none  # evictions only add to that
-        evict_s, count, missed = of.evict(
-            layout, plan, states, depth, added, node, first, size, row[of.ROW_GB], wanted, np.bool_(False)
-        )
-        swap_s, loads = swap_s + evict_s, not of.sleeps(row, first // size)
-        end_s = begin_s + last_s
-    else:
-        end_s = max(begin_s, states.ready_s[depth, engine]) + last_s
-    swap_cost_s = swap_s * (1.0 + price * size / calls.sharers[call])
-    cost_s = end_s + max(0.0, swap_cost_s - calls.credits_s[call, at]) + price * (idle_s + size * last_s / share)
-    if cost_s > most_s:
-        return none
-    level = at
-    while not joins and level < 3:
-        block, busy_s = own + first - first % (2 << level), 0.0
-        for gpu in range(block, min(block + (2 << level), past)):
-            busy_s += states.until_s[depth, gpu]
-        if busy_s > 0.0 or block + (2 << level) > past:
-            break
-        level += 1
-    preference = (0 if joins else 8 + level) * 8 + min(missed, 7)
-    preference = ((preference * 2 + (engine < 0)) * 2 + loads) * 2 + (count > 0)
-    return cost_s, begin_s, preference, used_s, engine if joins else -1
 
 
 @compiled
@@ -312,7 +318,7 @@ def _take(layout, plan, states, calls, depth, to, added, one):  # type: ignore[n
     if not joins and begin_s == 0.0:
         states.left[to, node] -= size
     end_s = max(begin_s, ready_s) + calls.lasts_s[call, at]
-    states.slots_s[to, new, of.first_slot(states, to, new)] = end_s
+    states.slots_s[to, new, of.first_slot(states.slots_s, to, new)] = end_s
     for gpu in range(layout.gpu_firsts[node] + first, layout.gpu_firsts[node] + first + size):
         states.until_s[to, gpu] = max(states.until_s[to, gpu], end_s) if joins else end_s
         states.holder[to, gpu] = new

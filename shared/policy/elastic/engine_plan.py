@@ -21,17 +21,17 @@ tests/shared/policy/elastic/engine_oracle.py.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shared.policy.elastic import engine_loops as loops
 from shared.policy.elastic import engine_states as of
 from shared.policy.model.chunks import SIZES
-from shared.policy.resources.engine_records import MOST_SLOTS, ROW_COLUMNS, EngineRecords, Floats
+from shared.policy.resources.engine_records import MOST_SLOTS, ROW_COLUMNS, EngineRecords, Floats, floats
 from shared.policy.resources.restore_credits import NO_CREDITS
 
 MOST_PLANNED: Final = 6
@@ -40,7 +40,6 @@ MOST_EVALUATED: Final = 2_000
 """Places that a search evaluates at most, beyond those of its first plan: about 0.5 us each."""
 MOST_ADDED: Final = 96
 """Most calls of a plan."""
-_NOTHING: Final = np.empty(0)
 
 
 class PlannedPlace(NamedTuple):
@@ -65,15 +64,15 @@ class PlannableCall(NamedTuple):
 
     service: int
     """Number of its service (`engine_records.number_of`)."""
-    lasts_s: Floats
+    lasts_s: Sequence[float]
     """Seconds on a chunk of each of `SIZES`; infinite where it cannot use one."""
-    rows: Floats
+    rows: Sequence[bytes]
     """By node `engine_records.service_row`."""
-    accepted: NDArray[np.bool_]
+    accepted: Sequence[bool]
     """By node, whether it can run there."""
     sharers: int
     """Waiting calls of the service."""
-    credits_s: Floats
+    credits_s: Sequence[float]
     """By size, seconds of cost that earlier calls of its service have paid towards a restore (`restore_credits`)."""
 
 
@@ -133,7 +132,10 @@ class EnginePlan:
         assert self.room, "the plan is full"
         table = np.empty((1, of.COLUMNS))
         if self._state is None and self._first is None:
-            if not loops.first_place(self.now, *self._records(), *call, price, table):
+            own = struct.pack(f"{8 + len(self.nodes)}d", *call.lasts_s, *call.credits_s, *call.accepted)
+            gpus, engines, values = self._records(*call.rows, own)
+            known = self.now, gpus, engines, len(self.nodes), values, call.service, call.sharers
+            if not loops.first_place(*known, price, table):
                 return None
             self._first = call, price
         elif not loops.append(*self._arrays(), _columns([call]), self._added, price, table):
@@ -147,10 +149,14 @@ class EnginePlan:
         found = loops.least(*self._arrays(), _columns([call]), self._added, price, 0.0, table)
         return _place(table[0]) if found else None
 
-    def _records(self) -> tuple[of.Counts, Floats]:
-        """Return the records of all nodes: their counts, and their values one after the other."""
-        counts = np.array([one.counts for one in self.nodes], np.int64).reshape(len(self.nodes), 5)
-        return counts, np.concatenate([one.values for one in self.nodes] or [_NOTHING])
+    def _records(self, *more: bytes) -> tuple[int, int, Floats]:
+        """Return the GPUs and the engines of all nodes, and their records one after the other, then `more`."""
+        gpus, engines, values = 0, 0, list[bytes]()
+        for one in self.nodes:
+            gpus += one.gpus
+            engines += one.engines
+            values.append(one.values)
+        return gpus, engines, floats((*values, *more))
 
     def _arrays(self) -> _PlanState:
         """Return the state of the plan."""
@@ -163,11 +169,11 @@ class EnginePlan:
 
     def _begin(self) -> _PlanState:
         depths = self.together + 1
-        counts, values = self._records()
-        nodes, gpus, most = len(counts), counts[:, of.GPUS].sum(), counts[:, of.ENGINES].sum() + MOST_ADDED
+        gpus, engines, values = self._records()
+        nodes, most = len(self.nodes), engines + MOST_ADDED
         firsts = np.empty((2, nodes + 1), np.int64)
         layout = of.Layout(firsts[0], firsts[1], np.empty((2, gpus)), np.empty(SIZES[-1]))
-        engines = of.EngineColumns(np.empty((4, most), np.int64), np.empty((2, most)))
+        columns = of.EngineColumns(np.empty((4, most), np.int64), np.empty((2, most)))
         states = of.States(
             np.empty((depths, gpus)),
             np.empty((depths, gpus), np.int64),
@@ -176,15 +182,13 @@ class EnginePlan:
             np.empty((depths, most, MOST_SLOTS)),
             np.empty((depths, nodes), np.int64),
         )
-        of.begin(self.now, counts, values, layout, engines, states)
-        return _PlanState(layout, engines, states)
+        of.begin(self.now, values, layout, columns, states)
+        return _PlanState(layout, columns, states)
 
 
 def warm() -> None:
     """Compile the loops: seconds if nothing is cached on disk, else almost no time."""
-    nothing = PlannableCall(
-        0, np.full(len(SIZES), np.inf), np.zeros((0, len(SIZES), ROW_COLUMNS)), np.zeros(0, bool), 1, NO_CREDITS
-    )
+    nothing = PlannableCall(0, (np.inf,) * len(SIZES), (), (), 1, NO_CREDITS)
     plan = EnginePlan((), 0.0)
     plan.search([nothing, nothing], 0.0)
     plan.append(nothing, 0.0)
@@ -193,25 +197,19 @@ def warm() -> None:
 
 
 def _place(one: Floats) -> PlannedPlace:
-    return PlannedPlace(float(one[of.BEGIN_S]), int(one[of.PLACED]), int(one[of.CHUNK]), SIZES[int(one[of.DEGREE])])
+    begin_s, _, node, degree, first = one[of.BEGIN_S : of.JOINED].tolist()
+    return PlannedPlace(begin_s, int(node), int(first), SIZES[int(degree)])
 
 
 def _columns(calls: Sequence[PlannableCall]) -> of.Calls:
-    lasts_s, accepted = np.array([one.lasts_s for one in calls]), np.array([one.accepted for one in calls])
-    like = [0] * len(calls)
-    for at, one in enumerate(calls):
-        while like[at] < at and not (
-            calls[like[at]].service == one.service
-            and (lasts_s[like[at]] == lasts_s[at]).all()
-            and (accepted[like[at]] == accepted[at]).all()
-        ):
-            like[at] += 1
+    count, kinds = len(calls), [(one.service, list(one.lasts_s), list(one.accepted)) for one in calls]
+    rows = floats(row for one in calls for row in one.rows)
     return of.Calls(
         np.array([one.service for one in calls], np.int64),
-        lasts_s,
-        np.array([one.rows for one in calls]),
-        accepted,
+        np.array([one.lasts_s for one in calls], np.float64),
+        rows.reshape(count, len(calls[0].rows), len(SIZES), ROW_COLUMNS),
+        np.array([one.accepted for one in calls], np.float64).reshape(count, len(calls[0].rows)),
         np.array([one.sharers for one in calls], np.float64),
-        np.array([one.credits_s for one in calls]),
-        np.array(like, np.int64),
+        np.array([one.credits_s for one in calls], np.float64),
+        np.array([kinds.index(one) for one in kinds], np.int64),
     )

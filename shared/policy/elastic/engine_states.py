@@ -24,7 +24,7 @@ SERVICE, NODE, FIRST, SIZE = range(4)
 GB, EVICT_S = range(2)
 MEMORY_GB, USED_S = range(2)
 
-GPUS, ENGINES, FREE, USES, ROWS = range(5)
+GPUS, ENGINES, FREE, USES, ROWS, COUNTS = range(6)
 USE_FIRST, USE_SIZE, USE_ROW, USE_UNTIL_S, USE_SLOTS_S = range(5)
 ENGINE_SERVICE, ENGINE_FIRST, ENGINE_SIZE, ENGINE_GB, ENGINE_EVICT_S, ENGINE_SLOTS, ENGINE_READY_S, ENGINE_USED_S = (
     range(8)
@@ -85,7 +85,7 @@ class Calls(NamedTuple):
     service: Counts
     lasts_s: Floats
     rows: Floats
-    accepted: Flags
+    accepted: Floats
     sharers: Floats
     credits_s: Floats
     like: Counts
@@ -93,25 +93,26 @@ class Calls(NamedTuple):
 
 
 @compiled
-def begin(now, counts, values, layout, plan, states):  # type: ignore[no-untyped-def]
+def begin(now, values, layout, plan, states):  # type: ignore[no-untyped-def]
     """Read the records of all nodes, one after the other: fill the state in which nothing is planned. Engines of a node
     that were used most recently are first.
     """
     at, layout.gpu_firsts[0], layout.engine_firsts[0] = np.int64(0), 0, 0
-    for node in range(len(counts)):
-        gpus, first = counts[node, GPUS], layout.engine_firsts[node]
-        own = layout.gpu_firsts[node]
-        layout.gpu_firsts[node + 1], layout.engine_firsts[node + 1] = own + gpus, first + counts[node, ENGINES]
-        states.left[0, node] = counts[node, FREE]
+    for node in range(states.left.shape[1]):
+        gpus, engines, rows = np.int64(values[at + GPUS]), np.int64(values[at + ENGINES]), np.int64(values[at + ROWS])
+        own, first = layout.gpu_firsts[node], layout.engine_firsts[node]
+        layout.gpu_firsts[node + 1], layout.engine_firsts[node + 1] = own + gpus, first + engines
+        states.left[0, node] = np.int64(values[at + FREE])
+        gpus_at = at + COUNTS
         for gpu in range(own, own + gpus):
-            layout.gpus[MEMORY_GB, gpu] = values[at + gpu - own]
-            layout.gpus[USED_S, gpu] = values[at + gpus + gpu - own]
+            layout.gpus[MEMORY_GB, gpu] = values[gpus_at + gpu - own]
+            layout.gpus[USED_S, gpu] = values[gpus_at + gpus + gpu - own]
             states.until_s[0, gpu], states.holder[0, gpu] = 0.0, -1
-        uses_at = at + gpus * len(layout.gpus)
-        rows_at = uses_at + counts[node, USES] * USE_COLUMNS
-        at = rows_at + counts[node, ROWS] * ENGINE_COLUMNS
-        ordered = _recent_rows(values[rows_at:at], counts[node, ENGINES])
-        places = np.empty(counts[node, ROWS], np.int64)
+        uses_at = gpus_at + gpus * len(layout.gpus)
+        rows_at = uses_at + np.int64(values[at + USES]) * USE_COLUMNS
+        at = rows_at + rows * ENGINE_COLUMNS
+        ordered = _recent_rows(values[rows_at:at], engines)
+        places = np.empty(rows, np.int64)
         for place in range(len(ordered)):
             places[ordered[place]] = first + place
             _begin_engine(now, values[rows_at + ordered[place] * ENGINE_COLUMNS :], node, first + place, plan, states)
@@ -173,11 +174,11 @@ def _wait_s(until_s, now):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def first_slot(states, depth, engine):  # type: ignore[no-untyped-def]
-    """Slot of an engine that is free first."""
+def first_slot(slots_s, depth, engine):  # type: ignore[no-untyped-def]
+    """Slot of an engine that is free first. `slots_s`: of `States`."""
     first = 0
-    for slot in range(1, states.slots_s.shape[2]):
-        if states.slots_s[depth, engine, slot] < states.slots_s[depth, engine, first]:
+    for slot in range(1, slots_s.shape[2]):
+        if slots_s[depth, engine, slot] < slots_s[depth, engine, first]:
             first = slot
     return first
 
@@ -255,7 +256,7 @@ def restore_s(row, chunk):  # type: ignore[no-untyped-def]
 def shortest_s(calls, call, node, at, resident, price):  # type: ignore[no-untyped-def]
     """Lower bound of the cost of a call on a node at one degree from its begin; `resident`: perhaps without restore."""
     row, last_s = calls.rows[call, node, at], calls.lasts_s[call, at]
-    if row[ROW_SERVED] == 0.0 or not calls.accepted[call, node] or last_s == np.inf:
+    if row[ROW_SERVED] == 0.0 or calls.accepted[call, node] == 0.0 or last_s == np.inf:
         return np.inf
     restore_s = 0.0 if resident else max(0.0, row[ROW_LEAST_S] - calls.credits_s[call, at])
     return (restore_s + last_s * (1.0 + price * (1 << at) / max(1.0, row[ROW_SLOTS]))) * _BELOW

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -42,6 +42,11 @@ def aligned(gpus: int, size: int) -> Iterator[Chunk]:
     """Yield the chunks of this size on a node with this many GPUs."""
     for first in range(0, gpus - size + 1, size):
         yield Chunk(first, size)
+
+
+def mask_of(gpus: Iterable[int], capacity: int) -> int:
+    """Return those of these GPUs that a node with this many has, as bits."""
+    return sum(1 << gpu for gpu in set(gpus) if 0 <= gpu < capacity)
 
 
 @dataclass(frozen=True, slots=True)

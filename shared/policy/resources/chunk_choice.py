@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -120,6 +120,30 @@ def taken(former: dict[Chunk, BusyChunk], chunk: Chunk, service: str, now: float
     for at in [at for at in former if at.overlaps(chunk)]:
         del former[at]
     return before if before is not None and before.goes_on(service, now) else BusyChunk(service, now)
+
+
+def reported(
+    gpus: int, busy: Mapping[Chunk, BusyChunk], used: int, units: int, service: str, numbers: tuple[int, ...]
+) -> Chunk | None:
+    """Return the chunk of a holder that its node reports; None if it contradicts the present busy chunks.
+
+    Args:
+        gpus: of the node.
+        busy: its busy chunks.
+        used: their GPUs as bits.
+        units: GPUs of the holder.
+        service: of the holder.
+        numbers: its GPUs.
+    """
+    chunk = Chunk(min(numbers), units)
+    if not chunk.is_on(gpus):
+        return None
+    own = tuple(chunk.gpus)
+    if numbers != own and tuple(sorted(numbers)) != own:
+        return None
+    if (known := busy.get(chunk)) is not None:
+        return chunk if service and known.service == service else None
+    return None if chunk.mask & used else chunk
 
 
 @lru_cache(maxsize=4096)

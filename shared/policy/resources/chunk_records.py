@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from typing import Final
-
-import numpy as np
 
 from shared.policy.model.chunks import Chunk
 from shared.policy.resources.chunk_choice import BusyChunk
@@ -14,6 +13,7 @@ from shared.policy.resources.engine_records import MOST_SLOTS, EngineRecords
 from shared.policy.resources.model_residency import ModelResidency
 
 _NO_SLOTS: Final[tuple[float, ...]] = (math.inf,) * MOST_SLOTS
+_FREE_SLOTS: Final[tuple[float, ...]] = (-math.inf,) * MOST_SLOTS
 
 
 def records_of(
@@ -38,7 +38,7 @@ def records_of(
         ends_s = sorted(held.holders.values())
         if row >= 0:
             slots = min(models.slots_of(held.service) - len(ends_s), MOST_SLOTS)
-            slots_s = (*(-math.inf,) * slots, *ends_s, *_NO_SLOTS)[:MOST_SLOTS]
+            slots_s = (*_FREE_SLOTS[: max(0, slots)], *ends_s, *_NO_SLOTS)[:MOST_SLOTS]
         uses += (*chunk, row, ends_s[-1], *slots_s)
     count = len(busy)
     if away:
@@ -46,6 +46,7 @@ def records_of(
             if away >> gpu & 1:
                 uses += (gpu, 1, -1, math.inf, *_NO_SLOTS)
                 count += 1
-    values = np.concatenate((np.array([*models.memory(), *models.used_s, *uses], np.float64), table.values))
     free, owned, used = units
-    return EngineRecords(models.gpus, len(table), free, count, table.rows, owned, used, values)
+    values = (models.gpus, len(table), free, count, table.rows, *models.memory(), *models.used_s, *uses)
+    own = struct.pack(f"{len(values)}d", *values)
+    return EngineRecords(models.gpus, len(table), owned, used, own + table.values.tobytes())

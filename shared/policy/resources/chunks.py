@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served, aligned
+from shared.policy.model.chunks import LARGEST, SIZES, Chunk, Served, mask_of
 from shared.policy.resources.chunk_choice import (
     BusyChunk,
     ChunkCache,
@@ -25,11 +25,12 @@ from shared.policy.resources.chunk_choice import (
     FreeChunk,
     best_free,
     free_levels,
+    reported,
     taken,
 )
 from shared.policy.resources.chunk_records import records_of
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of
-from shared.policy.resources.engine_records import EngineRecords, Floats, service_row
+from shared.policy.resources.engine_records import EngineRecords, service_row
 from shared.policy.resources.model_residency import Implied, ModelResidency, Turn
 from shared.policy.resources.resource import NO_USE, Operator, Rank, Resource, ResourceSpec, Use
 
@@ -58,8 +59,8 @@ class Chunks:
         self._implied: dict[str, Implied] = {}
         """Holder -> effects of its grant on residency, since the last report."""
         self._held: dict[str, Chunk] = {}  # by holder
-        self._rows: dict[str, Floats] = {}
-        """Service -> row of a plan, since the last report."""
+        self._rows: dict[str, bytes] = {}
+        """Service -> row of a plan, until a report changes it."""
         self._beyond: dict[str, int] = {}
         """Holder -> GPUs that the node reports, and that cannot be placed here."""
         self._largest = LARGEST
@@ -73,12 +74,14 @@ class Chunks:
         self, served: Served, device_gb: Sequence[float], bad: Iterable[int] = (), released: Iterable[int] = ()
     ) -> None:
         """Apply the node's report of its model services, the memory of its GPUs, and bad and released GPUs."""
+        before, rows = self.models.served, self._rows
         self.models.report(served, device_gb, [(at, one.service) for at, one in self.busy.items()])
         self._implied.clear()
         self.cache.clear()
-        self._rows.clear()
-        self.bad = self._mask_of(bad)
-        self._away = self.bad | self._mask_of(released)
+        same = (name for name, one in self.models.served.items() if name in rows and before.get(name) == one)
+        self._rows = {name: rows[name] for name in same}
+        self.bad = mask_of(bad, self.capacity)
+        self._away = self.bad | mask_of(released, self.capacity)
         degrees = (degree for one in self.models.served.values() for degree in one.degrees)
         self._largest = max(degrees, default=LARGEST)
 
@@ -119,17 +122,20 @@ class Chunks:
 
     def fits(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder can get a chunk of this size now, or join one of its service."""
-        return not units or self.choose(units, use.service, use.numbers) is not None
+        asked = (units, use.service, use.numbers)
+        if not units or use.numbers or asked in self.cache.choices:
+            return not units or self.choose(*asked) is not None
+        if not self._serves(units, use.service):  # what follows costs less than `choose`, because chunks need no order
+            return False
+        free = units <= self.free and self._any_usable(self._free_levels(units), use.service)
+        return free or self._joinable(units, use.service) is not None
 
     def could_ever(self, units: int, use: Use = NO_USE) -> bool:
         """Return whether one holder could get a chunk of this size if all good GPUs were free."""
-        if not units:
-            return True
-        if units not in SIZES or not self._serves(units, use.service):
-            return False
-        unusable = self.models.served[use.service].unusable if use.service else ()
-        chunks = aligned(self.capacity, units)
-        return any(not chunk.mask & self.bad and chunk not in unusable for chunk in chunks)
+        if not units or not self._serves(units, use.service):
+            return not units
+        good = free_levels(((1 << self.capacity) - 1) & ~self.bad, self.capacity, units, LARGEST)
+        return self._any_usable(good, use.service)
 
     def rank(self, units: int, use: Use = NO_USE) -> Rank | None:
         """Return the choice without its chunk, then the free GPUs that other work could use; None: it does not fit."""
@@ -146,9 +152,9 @@ class Chunks:
         return known[asked]
 
     def _choose(self, units: int, service: str) -> ChunkChoice | None:
-        if units not in SIZES or not self._serves(units, service):
+        if not self._serves(units, service):
             return None
-        if service and (joined := self._joinable(units, service)) is not None:
+        if (joined := self._joinable(units, service)) is not None:
             return ChunkChoice(0, False, 0, False, 0.0, False, 0.0, joined)
         if units > self.free or not (free := self._free_chunks(units)):
             return None
@@ -163,8 +169,8 @@ class Chunks:
             self.cache.records = records_of(self.models, units, self.busy, not self._beyond, self._away)
         return self.cache.records
 
-    def service_row(self, service: str) -> Floats:
-        """Return what a plan needs to know of a service here. Computed once for a report."""
+    def service_row(self, service: str) -> bytes:
+        """Return what a plan needs to know of a service here. Computed once, until a report changes it."""
         if service not in self._rows:
             self._rows[service] = service_row(self.models.served.get(service))
         return self._rows[service]
@@ -172,12 +178,14 @@ class Chunks:
     def _free_chunks(self, units: int) -> list[FreeChunk]:
         found = self.cache.free.get(units)
         if found is None:
-            free, models = ~(self._mask | self._away) & ((1 << self.capacity) - 1), self.models
-            found = self.cache.free[units] = sorted(
-                FreeChunk(level, models.last_used_s(chunk), chunk, models.free_gb(chunk))
-                for level, chunk in free_levels(free, self.capacity, units, self._largest)
-            )
+            used_s, free_gb = self.models.last_used_s, self.models.free_gb
+            free = [FreeChunk(level, used_s(chunk), chunk, free_gb(chunk)) for level, chunk in self._free_levels(units)]
+            found = self.cache.free[units] = sorted(free)
         return found
+
+    def _free_levels(self, units: int) -> tuple[tuple[int, Chunk], ...]:
+        free = ~(self._mask | self._away) & ((1 << self.capacity) - 1)
+        return free_levels(free, self.capacity, units, self._largest)
 
     def take(self, units: int, holder: str, use: Use = NO_USE) -> None:
         """Take a chunk for a holder, or join one of its service; the chunk that its node reports, if it does.
@@ -190,7 +198,7 @@ class Chunks:
         choice = self.choose(units, use.service, use.numbers)
         chunk = None if choice is None else choice.chunk
         if chunk is None and use.numbers:  # it is there, even if it could not be granted there now
-            chunk = self._reported(units, use.service, use.numbers)
+            chunk = reported(self.capacity, self.busy, self._mask, units, use.service, use.numbers)
         self.cache.clear()
         if chunk is None:
             self._beyond[holder] = units
@@ -282,26 +290,27 @@ class Chunks:
 
     # ---- parts -------------------------------------------------------------------------------------------------
 
-    def _mask_of(self, gpus: Iterable[int]) -> int:
-        return sum(1 << gpu for gpu in set(gpus) if 0 <= gpu < self.capacity)
-
     def _serves(self, units: int, service: str) -> bool:
-        return not service or (service in self.models.served and units in self.models.served[service].degrees)
+        one = self.models.served.get(service)
+        return units in SIZES and (not service or (one is not None and units in one.degrees))
+
+    def _any_usable(self, chunks: Sequence[tuple[int, Chunk]], service: str) -> bool:
+        unusable = self.models.served[service].unusable if service else ()
+        return any(chunk not in unusable for _, chunk in chunks) if unusable else bool(chunks)
 
     def _joinable(self, units: int, service: str) -> Chunk | None:
         """Busy chunk of a service with room: the fullest. None while the node has more than it should."""
-        if self._beyond:
+        if self._beyond or service not in self._busy_of:
             return None
-        most = self.models.served[service].concurrency
-        best, fullest = None, 0
-        for chunk, busy in self._busy_of.get(service, {}).items():
+        best, fullest, most = None, 0, self.models.served[service].concurrency
+        for chunk, busy in self._busy_of[service].items():
             count = len(busy.holders)
             if chunk.size == units and fullest < count < most and self.is_open(chunk, service):
                 best, fullest = chunk, count
         return best
 
     def _choose_numbers(self, units: int, service: str, numbers: tuple[int, ...]) -> ChunkChoice | None:
-        chunk = self._reported(units, service, numbers)
+        chunk = reported(self.capacity, self.busy, self._mask, units, service, numbers)
         if chunk is None or not self._serves(units, service) or not self.is_open(chunk, service):
             return None
         joins = chunk in self.busy
@@ -311,15 +320,6 @@ class Chunks:
             return None
         away = bool(service) and not self.models.holds(chunk, service)
         return ChunkChoice(not joins, away, 0, away, 0.0, away, 0.0, chunk)
-
-    def _reported(self, units: int, service: str, numbers: tuple[int, ...]) -> Chunk | None:
-        """Return the chunk of a holder that its node reports; None if it contradicts the present busy chunks."""
-        chunk = Chunk(min(numbers), units)
-        if not chunk.is_on(self.capacity) or list(chunk.gpus) != sorted(numbers):
-            return None
-        if (busy := self.busy.get(chunk)) is not None:
-            return chunk if service and busy.service == service else None
-        return None if chunk.mask & self._mask else chunk
 
 
 def _chunks(capacity: int, spec: ResourceSpec) -> Resource:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -19,15 +21,24 @@ MOST_CHUNKS: Final = 8
 """Most chunks of one size of which a row lists whether an engine sleeps there: all of a node with eight GPUs."""
 ROW_COLUMNS: Final = 7 + MOST_CHUNKS
 
-_NO_ENGINE: Final = (0.0,) * ROW_COLUMNS
-
 Floats = NDArray[np.float64]
+
+_NO_ENGINES: Final = [0.0] * (len(SIZES) * ROW_COLUMNS)
+_NONE_ASLEEP: Final = (-1.0,) * MOST_CHUNKS
+_UNUSABLE, _LEAST_S, _ASLEEP_S = 3, 6, 7
+"""Columns of a row that several chunks change."""
+_AT: Final = {size: at * ROW_COLUMNS for at, size in enumerate(SIZES)}
+"""Size -> its first column."""
+_pack: Final = struct.Struct(f"{len(_NO_ENGINES)}d").pack
+_NO_ROW: Final = _pack(*_NO_ENGINES)
 
 
 class EngineRecords(NamedTuple):
     """State of one node.
 
-    `values` has, one after the other:
+    `values` has, one after the other, as bytes of floats:
+      - GPUs; resident engines; GPUs that it may grant now, others that are free wait for the next end on it; uses of
+        GPUs; rows of the `EngineTable`;
       - by GPU: memory in GB; time of its last grant, minus infinity if there was none;
       - by use of GPUs: first GPU and number of GPUs; row of the engine that uses them, if that can be joined, else -1;
         predicted end, infinity if they must not be granted; predicted end of the use of each slot, `MOST_SLOTS` of
@@ -38,22 +49,11 @@ class EngineRecords(NamedTuple):
     gpus: int
     engines: int
     """Resident engines."""
-    free: int
-    """GPUs that it may grant now; other free GPUs wait for the next end on it."""
-    uses: int
-    """Uses in `values`."""
-    rows: int
-    """Rows in `values`."""
     owned: int
     """GPUs that it owns."""
     busy: int
     """GPUs that are in use."""
-    values: Floats
-
-    @property
-    def counts(self) -> tuple[int, int, int, int, int]:
-        """What a plan reads beside `values`."""
-        return self[:5]
+    values: bytes
 
 
 @dataclass(slots=True)
@@ -115,23 +115,30 @@ def number_of(service: str) -> int:
     return hash(service) & (1 << 53) - 1
 
 
-def service_row(one: ServedModel | None) -> Floats:
-    """Return what a plan needs to know of a service on a node. By size of the chunk, of `SIZES`: 0 if there is no such
-    engine; seconds of its restore on a chunk where none sleeps; its memory on each GPU; chunks where it is quarantined,
-    as bits by `first // size`; most holders; seconds of its eviction; seconds of its shortest restore; by
-    `first // size`, seconds of the restore of the one that sleeps there, -1 if none does.
+def service_row(one: ServedModel | None) -> bytes:
+    """Return what a plan needs to know of a service on a node, as bytes of floats. For each of `SIZES` one after the
+    other: 0 if there is no such engine; seconds of its restore on a chunk where none sleeps; its memory on each GPU;
+    chunks where it is quarantined, as bits by `first // size`; most holders; seconds of its eviction; seconds of its
+    shortest restore; by `first // size`, seconds of the restore of the one that sleeps there, -1 if none does.
     """
-    row = list[float]()
-    for size in SIZES:
-        if one is None or size not in one.degrees:
-            row += _NO_ENGINE
-            continue
-        bits = sum([1 << chunk.first // size for chunk in one.unusable if chunk.size == size]) if one.unusable else 0
-        restore_s, evict_s = one.restore_s.get(size, 0.0), one.evict_s.get(size, 0.0)
-        asleep_s = [-1.0] * MOST_CHUNKS
-        for chunk, each_s in one.asleep.items():
-            if chunk.size == size and chunk.first < MOST_CHUNKS * size:
-                asleep_s[chunk.first // size] = each_s
-        least_s = min([restore_s, *(each_s for each_s in asleep_s if each_s >= 0.0)])
-        row += (1.0, restore_s, one.gb(size), bits, one.concurrency, evict_s, least_s, *asleep_s)
-    return np.array(row, np.float64).reshape(len(SIZES), ROW_COLUMNS)
+    if one is None:
+        return _NO_ROW
+    row, sizes = _NO_ENGINES.copy(), one.degrees
+    for size in sizes:
+        at, restore_s = _AT[size], one.restore_s.get(size, 0.0)
+        known = (1.0, restore_s, one.gb(size), 0.0, one.concurrency, one.evict_s.get(size, 0.0), restore_s)
+        row[at : at + ROW_COLUMNS] = (*known, *_NONE_ASLEEP)
+    for first, size in one.unusable:
+        if size in sizes:
+            row[_AT[size] + _UNUSABLE] += 1 << first // size
+    for (first, size), asleep_s in one.asleep.items():
+        if size in sizes and first < MOST_CHUNKS * size:
+            at = _AT[size]
+            row[at + _ASLEEP_S + first // size] = asleep_s
+            row[at + _LEAST_S] = min(row[at + _LEAST_S], asleep_s)
+    return _pack(*row)
+
+
+def floats(values: Iterable[bytes]) -> Floats:
+    """Return records or rows one after the other as an array. In a third of the time of `numpy.concatenate`."""
+    return np.frombuffer(bytearray().join(values))

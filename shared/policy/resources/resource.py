@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
-from shared.policy.resources.engine_records import EngineRecords, Floats, service_row
+from shared.policy.resources.engine_records import EngineRecords, service_row
 
 UNLIMITED = 1 << 20
 """Units of an unlimited resource on a node that reports no limit."""
@@ -131,7 +131,7 @@ class Resource(Protocol):
     def engine_records(self) -> EngineRecords | None:
         """Return the state of its chunks, for plans of model calls; None: it has none."""
 
-    def service_row(self, service: str) -> Floats:
+    def service_row(self, service: str) -> bytes:
         """Return what a plan needs to know of a model service here: `engine_records.service_row`."""
 
     def restores_on(self, units: int, use: Use) -> tuple[int, ...]:
@@ -241,7 +241,7 @@ class PlainUnits:
     def engine_records(self) -> None:
         """It has no chunks."""
 
-    def service_row(self, _service: str) -> Floats:
+    def service_row(self, _service: str) -> bytes:
         """It serves none."""
         return service_row(None)
 

@@ -16,14 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from shared.policy.model.chunks import SIZES
-from shared.policy.resources.engine_records import Floats
 
 MOST_SERVICES: Final = 4096
 """Most services with credits; beyond it all are forgotten."""
-NO_CREDITS: Final = np.zeros(len(SIZES))
+NO_CREDITS: Final = (0.0,) * len(SIZES)
 _AT: Final = {size: at for at, size in enumerate(SIZES)}
 
 
@@ -34,10 +31,10 @@ class RestoreCredits:
     _credits: dict[str, list[float]] = field(default_factory=dict)
     """Service -> by `SIZES`, seconds of cost."""
 
-    def of(self, service: str) -> Floats:
+    def of(self, service: str) -> tuple[float, ...]:
         """Return the credits of a service by `SIZES`, in seconds of cost."""
         known = self._credits.get(service)
-        return NO_CREDITS if known is None else np.array(known)
+        return NO_CREDITS if known is None else tuple(known)
 
     def granted(self, service: str, costs: Mapping[int, float], size: int, *, restores: bool) -> None:
         """Note a call that was granted. O(degrees).

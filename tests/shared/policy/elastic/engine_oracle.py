@@ -14,7 +14,14 @@ import numpy as np
 from shared.policy.elastic.engine_loops import MOST_OPTIONS
 from shared.policy.elastic.engine_plan import MOST_PLANNED, EnginePlan, PlannableCall, PlannedPlace
 from shared.policy.model.chunks import SIZES, Chunk, ServedModel
-from shared.policy.resources.engine_records import ENGINE_COLUMNS, MOST_SLOTS, USE_COLUMNS, EngineRecords, service_row
+from shared.policy.resources.engine_records import (
+    ENGINE_COLUMNS,
+    MOST_SLOTS,
+    USE_COLUMNS,
+    EngineRecords,
+    floats,
+    service_row,
+)
 from shared.policy.resources.restore_credits import NO_CREDITS
 
 Key = tuple[int, int, int]
@@ -64,7 +71,8 @@ def options(state: State, call: PlannableCall, price: float) -> Iterator[Option]
     for index, node in enumerate(state):
         if not call.accepted[index]:
             continue
-        for size, lasts_s, credit_s, row in zip(SIZES, call.lasts_s, call.credits_s, call.rows[index], strict=True):
+        rows = floats([call.rows[index]]).reshape(len(SIZES), -1)
+        for size, lasts_s, credit_s, row in zip(SIZES, call.lasts_s, call.credits_s, rows, strict=True):
             allowed, cold_s, gb, unusable, slots, evict_s = map(float, row[:6])
             for first in range(0, len(node.gb) - size + 1, size):
                 if not allowed or math.isinf(lasts_s) or int(unusable) >> first // size & 1:
@@ -228,7 +236,8 @@ def recorded(node: Node, now: float, rng: random.Random, late: float = 0.0) -> E
         if not held and free_s:
             uses += [gpu, 1, -1, end(free_s), *[math.inf] * MOST_SLOTS]
     counts = len(node.gb), count, node.grantable, len(uses) // USE_COLUMNS, len(rows)
-    return EngineRecords(*counts, 0, 0, np.array([*values, *uses, *itertools.chain(*rows)]))
+    own = np.array([*counts, *values, *uses, *itertools.chain(*rows)], np.float64)
+    return EngineRecords(len(node.gb), count, 0, 0, own.tobytes())
 
 
 def random_case(seed: int, late: float = 0.0) -> Case:
@@ -244,16 +253,16 @@ def random_case(seed: int, late: float = 0.0) -> Case:
     calls = list[PlannableCall]()
     for _ in range(rng.randint(1, min(4, max(1, MOST_OPTIONS // chunks)))):
         service = rng.choice(services)
-        lasts_s = np.array([rng.randint(4, 160) / 4 if rng.random() < 0.8 else math.inf for _ in SIZES])
-        rows = np.array([service_row(models[service]) for models in served])
-        accepted = np.array([rng.random() < 0.85 for _ in state])
+        lasts_s = [rng.randint(4, 160) / 4 if rng.random() < 0.8 else math.inf for _ in SIZES]
+        rows = [service_row(models[service]) for models in served]
+        accepted = [rng.random() < 0.85 for _ in state]
         calls.append(
             rng.choice(calls)
             if calls and rng.random() < 0.2
             else PlannableCall(service, lasts_s, rows, accepted, 0, NO_CREDITS)
         )
     waiting = {service: sum(one.service == service for one in calls) + rng.randint(0, 2) for service in services}
-    paid = {service: np.array([rng.choice([0.0, 0.0, 1.5, 8.0, 40.0]) for _ in SIZES]) for service in services}
+    paid = {service: [rng.choice([0.0, 0.0, 1.5, 8.0, 40.0]) for _ in SIZES] for service in services}
     calls = [one._replace(sharers=waiting[one.service], credits_s=paid[one.service]) for one in calls]
     records = [recorded(node, now, rng, late) for node in state]
     return Case(seed, now, records, calls, tuple(state), rng.choice([0.0, 0.25, 1.5]))

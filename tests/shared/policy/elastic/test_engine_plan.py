@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from shared.policy.elastic import engine_plan
 from shared.policy.elastic.engine_plan import MOST_ADDED, EnginePlan, PlannableCall, PlannedPlace
 from shared.policy.model.chunks import SIZES, ServedModel
-from shared.policy.resources.engine_records import service_row
+from shared.policy.resources.engine_records import floats, service_row
 from shared.policy.resources.restore_credits import NO_CREDITS
 from tests.shared.policy.elastic.engine_oracle import (
     Case,
@@ -187,7 +186,7 @@ def assert_valid(one: Followed) -> None:
     for use in uses:
         begin_s, node, first, size = use.place
         at = SIZES.index(size)
-        served, _, _, unusable, *_ = calls[use.key[0]].rows[node, at]
+        served, _, _, unusable, *_ = floats([calls[use.key[0]].rows[node]]).reshape(len(SIZES), -1)[at]
         assert use.place.numbers == tuple(range(first, first + size))
         assert first % size == 0
         assert first + size <= len(one.case.state[node].gb)
@@ -202,7 +201,7 @@ def assert_valid(one: Followed) -> None:
             on_it = [(use.place.begin_s, use.end_s, use.key) for use in here if gpu in use.place.numbers]
             apart(on_it + ([(0.0, until_s, state.held[gpu] or (0, 0, 0))] if until_s else []))
         for key in {use.key for use in here}:
-            slots = calls[key[0]].rows[index, SIZES.index(key[2]), 4]
+            slots = floats([calls[key[0]].rows[index]]).reshape(len(SIZES), -1)[SIZES.index(key[2]), 4]
             known = [
                 slot_s for engine in state.engines if engine.key == key and key in state.held for slot_s in engine.slots
             ]
@@ -244,8 +243,8 @@ def test_a_plan_has_limits() -> None:
 def planned(service: int, last_s: float, concurrency: int = 1, gb: float = 45.0, evict_s: float = 0.0) -> PlannableCall:
     """Return a call that uses one GPU, whose restore takes 4 seconds."""
     model = ServedModel((1,), concurrency, awake_gb=gb, restore_s={1: 4.0}, evict_s={1: evict_s})
-    lasts_s = np.array([last_s, *[math.inf] * 3])
-    return PlannableCall(service, lasts_s, np.array([service_row(model)]), np.array([True]), 1, NO_CREDITS)
+    lasts_s = [last_s, *[math.inf] * 3]
+    return PlannableCall(service, lasts_s, [service_row(model)], [True], 1, NO_CREDITS)
 
 
 def on(node: Node, overdue: float = 0.0) -> EnginePlan:

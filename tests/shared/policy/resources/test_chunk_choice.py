@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from shared.policy.model.chunks import Chunk, ServedModel
 from shared.policy.resources.chunk_choice import BusyChunk
 from shared.policy.resources.chunk_waits import free_first
 from shared.policy.resources.chunks import GPUS, Chunks
-from shared.policy.resources.engine_records import ENGINE_COLUMNS, MOST_SLOTS, USE_COLUMNS, number_of
+from shared.policy.resources.engine_records import ENGINE_COLUMNS, MOST_SLOTS, USE_COLUMNS, floats, number_of
 from shared.policy.resources.model_residency import ROUNDING_GB
 from shared.policy.resources.resource import Use
 
@@ -137,13 +138,13 @@ def engine_row(chunks: Chunks, name: str, chunk: Chunk) -> tuple[float, ...]:
 
 def state(chunks: Chunks, asked: list[tuple[int, str]]) -> list[object]:
     records = chunks.engine_records()
-    rows = [chunks.service_row(name).tolist() for name in SERVICES]
+    rows = [chunks.service_row(name) for name in SERVICES]
     return [
         chunks.free,
         *(chunks.choose(*each) for each in asked),
         *(free_first(chunks, *each, set(SERVICES) - {each[1]}, 5.0) for each in asked),
         records[:-1],
-        records.values.tolist(),
+        records.values,
         rows,
     ]
 
@@ -193,12 +194,13 @@ def test_records_list_the_uses_of_gpus() -> None:
     for number in range(3):
         chunks.take(2, f"b{number}", Use(service="b", now=103.0, lasts_s=number, numbers=(0, 1)))
     records = chunks.engine_records()
-    assert records.counts == (CAPACITY, 2, 2, 4, 8)
-    assert (records.owned, records.busy) == (CAPACITY, 5)
-    memory_gb, used_s = records.values[:CAPACITY].tolist(), records.values[CAPACITY : 2 * CAPACITY].tolist()
+    assert records[:-1] == (CAPACITY, 2, CAPACITY, 5)
+    counts, gpus, rest = np.split(floats([records.values]), [5, 5 + 2 * CAPACITY])
+    assert counts.tolist() == [CAPACITY, 2, 2, 4, 8]
+    memory_gb, used_s = gpus.reshape(2, CAPACITY).tolist()
     assert memory_gb == [80.0] * CAPACITY
     assert used_s == [103.0, 103.0, 101.0, 101.0, -inf, 102.0, -inf, -inf]
-    uses = records.values[2 * CAPACITY :][: 4 * USE_COLUMNS].reshape(4, USE_COLUMNS).tolist()
+    uses = rest[: 4 * USE_COLUMNS].reshape(4, USE_COLUMNS).tolist()
     rows = {name: chunks.models.table.row(name, chunk) for name, chunk in (("a", Chunk(2, 2)), ("b", Chunk(0, 2)))}
     none = [inf] * MOST_SLOTS
     assert uses == [

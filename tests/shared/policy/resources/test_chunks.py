@@ -17,6 +17,7 @@ from shared.policy.elastic.engine_states import ROW_LEAST_S
 from shared.policy.model.chunks import SIZES, Chunk, ServedModel
 from shared.policy.resources.chunk_states import ChunkStates, blocks_of, split
 from shared.policy.resources.chunks import GPUS, Chunks
+from shared.policy.resources.engine_records import ROW_COLUMNS, floats
 from shared.policy.resources.model_residency import Turn
 from shared.policy.resources.resource import Use
 
@@ -212,7 +213,7 @@ def test_the_order_between_nodes_is_that_of_their_chunks() -> None:
 def test_a_plan_reads_where_engines_sleep() -> None:
     asleep = {Chunk(3, 1): 2.0, Chunk(9, 1): 1.0, Chunk(2, 2): 7.0}
     chunks = serving(16, judge=ServedModel((1, 2), 1, 40.0, restore_s={1: 5.0, 2: 6.0}, asleep=asleep))
-    row = chunks.service_row("judge")
+    row = floats([chunks.service_row("judge")]).reshape(len(SIZES), ROW_COLUMNS)
     none = [-1.0] * 8
     assert row[0, ROW_LEAST_S:].tolist() == [2.0, *none[:3], 2.0, *none[4:]], "the first eight chunks are listed"
     assert row[1, ROW_LEAST_S:].tolist() == [6.0, -1.0, 7.0, *none[2:]]
@@ -420,7 +421,7 @@ def test_a_report_of_what_cannot_be_leaves_a_node_usable(reported: list[tuple[Ch
         assert (served.degrees, served.concurrency, served.gb(1)) == ((1, 2), 1, 0.0)
         assert (served.resident, served.unusable) == (frozenset({Chunk(0, 1)}), frozenset({Chunk(2, 2)}))
         assert served.asleep == {Chunk(4, 1): 0.0}
-        assert np.isfinite(chunks.service_row("A")).all()
+        assert np.isfinite(floats([chunks.service_row("A")])).all()
         assert chunks.engine_records().engines == 2
         assert [*chunks.models.memory(), *served.restore_s, *served.evict_s] == [0.0] * 8 + [3, 3]
     choice = chunks.choose(1, "A")

@@ -23,12 +23,16 @@ SERVICES = ("a", "b", "c")
 def report(chunks: Chunks, rng: random.Random) -> None:
     served = {}
     for name in SERVICES:
+        if name in chunks.models.served and rng.random() < 0.3:
+            served[name] = chunks.models.served[name]
+            continue
         degree = rng.choice((1, 2, 4))
         resident = {Chunk(rng.randrange(0, CAPACITY, degree), degree) for _ in range(rng.randint(0, 2))}
         served[name] = ServedModel(
             (1, 2, 4), rng.choice((1, 3)), rng.choice((10.0, 30.0)), frozenset(resident),
             awake_gb_by={2: 20.0}, restore_s={1: 2.0},
             evict_s={1: rng.choice((0.5, 1.0, 4.0)), 2: 3.0}, asleep=asleep(rng),
+            unusable=frozenset(asleep(rng) if rng.random() < 0.3 else ()),
         )  # fmt: skip
     bad = rng.sample(range(CAPACITY), rng.randint(0, 1))
     chunks.report(served, (80.0,) * rng.choice((CAPACITY, CAPACITY - 2)), bad)
@@ -49,6 +53,11 @@ def check(chunks: Chunks) -> None:
     assert table == {engine_row(chunks, name, chunk) for name in SERVICES for chunk in models.chunks_of(name)}
     assert len(table) == len(models.table)
     asked = [(units, name) for units in (1, 2, 4, 8) for name in ("", *SERVICES)]
+    for units in (1, 2, 4, 8):
+        for name in ("", *SERVICES, "unknown"):
+            chunks.cache.choices.clear()
+            assert chunks.fits(units, Use(name)) == (chunks.choose(units, name) is not None)
+            check_possible(chunks, units, name)
     for units, name in asked:
         check_choice(chunks, units, name)
         for now, waited_s in ((0.0, 0.0), (20.0, 0.0), (60.0, 5.0), (90.0, 80.0)):
@@ -59,6 +68,14 @@ def check(chunks: Chunks) -> None:
     chunks.cache.clear()
     chunks._rows.clear()
     assert kept == state(chunks, asked)
+
+
+def check_possible(chunks: Chunks, units: int, service: str) -> None:
+    """Assert that a node could run what has a chunk without bad GPUs where its service may be."""
+    one = chunks.models.served.get(service, ServedModel((1, 2, 4, 8)))
+    served = not service or (service in chunks.models.served and units in one.degrees)
+    good = [Chunk(first, units) for first in range(0, CAPACITY, units) if not chunks.bad & Chunk(first, units).mask]
+    assert chunks.could_ever(units, Use(service)) == (served and any(chunk not in one.unusable for chunk in good))
 
 
 def check_choice(chunks: Chunks, units: int, service: str) -> None:

@@ -25,8 +25,7 @@ DUSTBINS = frozenset({"utils.py", "util.py", "helpers.py", "helper.py", "common.
 PURE = frozenset(
     {"__future__", "abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
      "heapq", "itertools", "math", "numbers", "operator", "random", "statistics", "string", "struct", "types",
-     "typing",
-     "numpy", "numba", "msgspec", "shared.policy", "treadle.lab.replay"}
+     "typing", "numpy", "numba", "msgspec", "shared.policy", "treadle.lab.replay"}
 )  # fmt: skip
 """Modules that decisions may import: without clock, machine and network. (msgspec: for values that are also stored.)"""
 

@@ -110,5 +110,6 @@ def test_a_holder_that_waits_for_a_load_that_yields_is_found(monkeypatch: pytest
 
 def test_a_dead_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here one instance never becomes resident."""
-    monkeypatch.setattr(Activations, "_begin", lambda _self, one, _others, _now: None if one.id == B0 else one)
+    begin = Activations._begin
+    monkeypatch.setattr(Activations, "_begin", lambda self, one, *rest: one.id == B0 or begin(self, one, *rest))
     assert explore(CASES["two services on one GPU"], 60_000).dead_ends
